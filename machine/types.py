@@ -1,0 +1,163 @@
+"""The plain data that every room shares. Imports nothing of hetero, so any room may import it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Source = Literal["measured", "file", "assumed"]
+"""Where a number comes from: a measurement on this machine, a file or system call, or an assumption."""
+
+ExitCode = Literal[1, 2, 3, 4, 5]
+Role = Literal["expert", "dense", "small"]
+
+
+class HeteroError(Exception):
+    """A failure the user can act on: one line of what was found and expected, one hint of what to try next."""
+
+    code: ExitCode = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(HeteroError):
+    """The command line or the request is wrong (exit 2)."""
+
+    code: ExitCode = 2
+
+
+class HardwareError(HeteroError):
+    """It does not fit, or this machine lacks the hardware or the kernels (exit 3)."""
+
+    code: ExitCode = 3
+
+
+class ModelError(HeteroError):
+    """The model's files are damaged, incomplete or of a kind that is not supported (exit 4)."""
+
+    code: ExitCode = 4
+
+
+class TierError(HeteroError):
+    """Disk, network or a cache tier failed (exit 5)."""
+
+    code: ExitCode = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a checkpoint by its canonical name.
+
+    `shape` is in row-major order (`[..., out, in]`); `format` is the source's type by ggml's name
+    (`F32`, `BF16`, `Q4_0` ...); `n_bytes` is its size in the source.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    n_bytes: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIndex:
+    """What a checkpoint's headers tell, without any weight: all that planning needs."""
+
+    name: str
+    architecture: str
+    tensors: tuple[TensorInfo, ...]
+    n_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_context: int
+    n_experts: int
+    top_k: int
+    kv_elements_per_token: int
+    """Values that one token keeps in the KV cache, over all layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierStatus:
+    """One ISA tier on this machine: whether its kernels are built, whether it can run, and why (not)."""
+
+    name: str
+    built: bool
+    usable: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The facts about this computer that a plan needs."""
+
+    cpu_model: str
+    cpus: tuple[int, ...]
+    """Logical CPUs to pin workers to: one per usable core, after affinity and quota."""
+    visible_cpus: int
+    cpu_reason: str
+    memory_bytes: int
+    """Memory that hetero may use now."""
+    memory_total_bytes: int
+    memory_reason: str
+    tiers: tuple[TierStatus, ...]
+    isa_tier: str | None
+    """The tier in use, or None where no kernels are built."""
+    gpus: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    disk_free_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """Bytes that one part of a model needs on one device."""
+
+    device: str
+    part: str
+    bytes: int
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Which device owns which part: a torch device name, or `cpu` for the native kernels."""
+
+    dense: str = "cpu"
+    experts: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What the user asks for; None means hetero chooses."""
+
+    device: str = "auto"
+    threads: int | None = None
+    context: int | None = None
+    kv_dtype: str = "auto"
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where each part of a model goes and what it needs; the loader keeps to it."""
+
+    placement: Placement
+    isa_tier: str
+    cpus: tuple[int, ...]
+    context: int
+    kv_dtype: str
+    prefill_chunk: int
+    ledger: tuple[LedgerLine, ...]
+    memory_bytes: int
+    fits: bool
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def threads(self) -> int:
+        return len(self.cpus)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(line.bytes for line in self.ledger)

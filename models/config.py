@@ -1,0 +1,96 @@
+"""A model's hyper-parameters, the same whether they came from a config.json or from GGUF metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary positions: base `theta`, rotated width `dim`, pair order and the scaling rule.
+
+    `interleaved` rotates neighbours (2i, 2i+1); otherwise halves (i, i + dim/2). `kind` selects the rule;
+    the YaRN fields are those of Peng et al. 2023 (arXiv 2309.00071), `low_freq`/`high_freq` those of Llama 3.
+    """
+
+    theta: float
+    dim: int
+    interleaved: bool = False
+    kind: Literal["default", "linear", "yarn", "llama3"] = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    attention_factor: float | None = None
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Routed experts of one model. Layers before `first_dense` have a dense MLP instead."""
+
+    n_experts: int
+    top_k: int
+    intermediate_size: int
+    shared_intermediate_size: int = 0
+    first_dense: int = 0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    norm_topk: bool = True
+    scaling: float = 1.0
+    n_group: int = 1
+    topk_group: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    correction_bias: bool = False
+    dense_layers: tuple[int, ...] = ()
+    """Layers without routed experts besides those before `first_dense` (mlp_only_layers, decoder_sparse_step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MlaConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434); widths per head, `q_lora_rank` None = full q."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    latent_norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything a family's forward pass needs to know."""
+
+    family: str
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    max_context: int
+    rope: RopeConfig
+    tie_word_embeddings: bool = False
+    qk_norm: bool = False
+    moe: MoeConfig | None = None
+    mla: MlaConfig | None = None
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether `layer` has routed experts."""
+        moe = self.moe
+        return moe is not None and layer >= moe.first_dense and layer not in moe.dense_layers
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Values one token keeps in the KV cache over all layers (MLA keeps the latent and the shared rope key)."""
+        if self.mla is not None:
+            return self.n_layers * (self.mla.kv_lora_rank + self.mla.rope_dim)
+        return self.n_layers * 2 * self.n_kv_heads * self.head_dim
