@@ -106,8 +106,17 @@ class Machine:
     isa_tier: str | None
     """The tier in use, or None where no kernels are built."""
     gpus: tuple[str, ...] = ()
+    """GPUs that torch can use, in its order; a GPU that is present but unusable is told in `gpu_reason` and `notes`."""
     notes: tuple[str, ...] = ()
     disk_free_bytes: int = 0
+    spare_cpus: tuple[int, ...] = ()
+    """Allowed CPUs beyond `cpus`, best first (cores above the quota, efficiency cores, SMT siblings)."""
+    isa_reason: str = ""
+    """Why this tier is in use, or why none is."""
+    gpu_reason: str = ""
+    """What was found or looked for."""
+    gpu_memory_bytes: tuple[int, ...] = ()
+    """Free memory of each of `gpus`."""
 
 
 @dataclass(frozen=True, slots=True)
