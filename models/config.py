@@ -28,6 +28,8 @@ class RopeConfig:
     truncate: bool = True
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    freq_factors: tuple[float, ...] = ()
+    """Divisors of the `dim/2` inverse frequencies, as Llama-3 GGUF files store them (`rope_freqs.weight`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,9 @@ class ModelConfig:
     qk_norm: bool = False
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
+    attention_bias: bool = False
+    mtp_layers: int = 0
+    """Multi-token prediction layers that follow the last layer in the file; they are not loaded."""
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether `layer` has routed experts."""

@@ -1,0 +1,73 @@
+"""The supported architectures, one file each, and the look-up by what a checkpoint calls itself."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, Protocol
+
+from hetero.machine.types import ModelError
+from hetero.models.config import ModelConfig
+from hetero.models.families import deepseek, llama, qwen3_moe
+from hetero.models.families.common import Expected
+from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
+
+
+class Family(Protocol):
+    """What the readers need of a family; a module of this package."""
+
+    NAME: str
+    HF_ARCHITECTURES: tuple[str, ...]
+    HF_MODEL_TYPES: tuple[str, ...]
+    GGUF_ARCHS: tuple[str, ...]
+    SKIP_HF: tuple[str, ...]
+    SKIP_GGUF: tuple[str, ...]
+    PERMUTED_QK: bool
+
+    def config_from_hf(self, raw: Mapping[str, Any], where: str = ...) -> ModelConfig: ...
+
+    def config_from_gguf(
+        self, meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str = ...
+    ) -> ModelConfig: ...
+
+    def expected_tensors(self, config: ModelConfig, names: Container[str] = ...) -> dict[str, Expected]: ...
+
+
+FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek)}
+
+
+def family_for_gguf(arch: str, where: str) -> Family:
+    """The family of a GGUF `general.architecture`. Raises ModelError for others, saying what is supported."""
+    for family in FAMILIES.values():
+        if arch in family.GGUF_ARCHS:
+            return family
+    supported = ", ".join(a for f in FAMILIES.values() for a in f.GGUF_ARCHS)
+    raise _unsupported(where, arch, NEEDS_GGUF.get(arch), supported)
+
+
+def family_for_hf(raw: Mapping[str, Any], where: str) -> Family:
+    """The family of a config.json, by `architectures`, or by `model_type` where that is missing."""
+    architectures = raw.get("architectures")
+    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
+        name = architectures[0]
+        found = [f for f in FAMILIES.values() if name in f.HF_ARCHITECTURES]
+    else:
+        model_type = raw.get("model_type")
+        if not isinstance(model_type, str):
+            raise ModelError(
+                f"{where}: has neither architectures nor model_type; expected the config.json of a language model",
+                "download the model's own config.json",
+            )
+        name = model_type
+        found = [f for f in FAMILIES.values() if name in f.HF_MODEL_TYPES]
+    if found:
+        return found[0]
+    supported = ", ".join(a for f in FAMILIES.values() for a in f.HF_ARCHITECTURES)
+    raise _unsupported(where, name, NEEDS_HF.get(name), supported)
+
+
+def _unsupported(where: str, name: str, needs: str | None, supported: str) -> ModelError:
+    if needs is not None:
+        message = f"{where}: architecture {name!r} is known but not supported yet: it needs {needs}"
+    else:
+        message = f"{where}: architecture {name!r} is not supported; supported: {supported}"
+    return ModelError(message, f"models of these architectures run: {supported}")

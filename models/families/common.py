@@ -1,0 +1,261 @@
+"""What the families share: typed access to hyper-parameters, rope settings, and the table of expected tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from hetero.machine.types import ModelError, Role
+from hetero.models.config import RopeConfig
+
+_REQUIRED: Any = object()
+MAX_LAYERS = 4096
+MAX_EXPERTS = 65536
+MAX_DIM = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A tensor that a family needs: its shape `[..., out, in]`, its role, and whether a file may lack it."""
+
+    shape: tuple[int, ...]
+    role: Role
+    optional: bool = False
+
+
+class Keys:
+    """Typed access to hyper-parameters. Every failure is a ModelError that names the file and the key.
+
+    `values` are a config.json or GGUF metadata; `prefix` is put before each key (`qwen3moe.`). JSON's null and a
+    missing key are the same. A GGUF array whose entries are all equal counts as that one value.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self.values = values
+        self.where = where
+        self.prefix = prefix
+
+    def get(self, key: str) -> Any:
+        """The raw value, or None."""
+        value = self.values.get(self.prefix + key)
+        if hasattr(value, "tolist"):  # numpy array or scalar
+            value = value.tolist()
+        if isinstance(value, list) and value and key not in _LISTS and all(v == value[0] for v in value):
+            return value[0]
+        return value
+
+    def has(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def fail(self, key: str, found: str, expected: str) -> ModelError:
+        return ModelError(
+            f"{self.where}: {self.prefix}{key} is {found}; expected {expected}",
+            "the file is damaged or of a variant that is not supported; try another upload of this model",
+        )
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.get(key)
+        if value is not None:
+            return value
+        if default is _REQUIRED:
+            raise ModelError(
+                f"{self.where}: the required key {self.prefix}{key} is missing",
+                "the file was written by an old or different converter; try another upload of this model",
+            )
+        return default
+
+    def int(self, key: str, default: Any = _REQUIRED, *, low: int = 1, high: int = MAX_DIM) -> int:
+        """An integer in [low, high]."""
+        value = self._value(key, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.fail(key, _short(value), f"a whole number from {low} to {high}")
+        if not low <= value <= high:
+            raise self.fail(key, _short(value), f"a whole number from {low} to {high}")
+        return value
+
+    def float(self, key: str, default: Any = _REQUIRED, *, above: float = 0.0) -> float:
+        """A finite number > `above`."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(key, _short(value), f"a number above {above:g}")
+        if abs(value) > 1e30 or not math.isfinite(value) or value <= above:
+            raise self.fail(key, _short(value), f"a finite number above {above:g}")
+        return float(value)
+
+    def optional_float(self, key: str) -> float | None:
+        """A finite number, or None where the key is missing."""
+        return None if self.get(key) is None else self.float(key, above=-1e30)
+
+    def bool(self, key: str, default: Any = _REQUIRED) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, _short(value), "true or false")
+        return value
+
+    def str(self, key: str, default: Any = _REQUIRED) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, _short(value), "a text")
+        return value
+
+    def layers(self, key: str, n_layers: int) -> tuple[int, ...]:
+        """A list of layer numbers below `n_layers`; empty where the key is missing."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or any(type(v) is not int or not 0 <= v < n_layers for v in value):
+            raise self.fail(key, _short(value), f"a list of layer numbers from 0 to {n_layers - 1}")
+        return tuple(sorted(set(value)))
+
+    def refuse_unless(self, key: str, default: Any, *allowed: Any) -> None:
+        """Refuse a variant that the family's forward pass does not have."""
+        value = self.get(key)
+        value = default if value is None else value
+        if value not in allowed:
+            names = " or ".join(repr(a) for a in allowed)
+            raise ModelError(
+                f"{self.where}: {self.prefix}{key} is {_short(value)}; this version supports only {names}",
+                "this variant of the architecture is not supported yet",
+            )
+
+
+_LISTS = frozenset({"mlp_only_layers", "architectures"})
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_HF_KINDS = {"default": "default", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
+RopeKind = Literal["default", "linear", "yarn", "llama3"]
+
+
+def rope_from_hf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
+    """Rope settings in both spellings: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`."""
+    raw = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    if not isinstance(raw, dict):
+        raise keys.fail(name, _short(raw), "an object")
+    p = Keys(raw, keys.where, f"{name}.")
+    p.values = {f"{name}.{k}": v for k, v in raw.items()}
+    kind = p.str("rope_type", p.str("type", "default"))
+    if kind not in _HF_KINDS or any(isinstance(v, dict) for v in raw.values()):
+        found = kind if kind not in _HF_KINDS else "given per layer type"
+        raise ModelError(
+            f"{keys.where}: rope scaling {found!r} is not supported; supported: {', '.join(_HF_KINDS)}",
+            "this variant of the architecture is not supported yet",
+        )
+    partial = p.float("partial_rotary_factor", keys.float("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise keys.fail("partial_rotary_factor", f"{partial:g}", "1 (this architecture rotates the whole head)")
+    theta = p.float("rope_theta", keys.float("rope_theta", 10000.0))
+    rope = RopeConfig(theta=theta, dim=dim, interleaved=interleaved, kind=cast(RopeKind, kind))
+    return rope if kind == "default" else _scaled(rope, p, keys, max_context)
+
+
+def _scaled(rope: RopeConfig, p: Keys, keys: Keys, max_context: int) -> RopeConfig:
+    factor = p.float("factor")
+    if rope.kind == "linear":
+        return replace(rope, factor=factor)
+    original = p.int("original_max_position_embeddings", max_context)
+    original = keys.int("original_max_position_embeddings", original)
+    rope = replace(rope, factor=factor, original_context=original)
+    if rope.kind == "llama3":
+        low, high = p.float("low_freq_factor"), p.float("high_freq_factor")
+        if high <= low:
+            raise p.fail("high_freq_factor", f"{high:g}", f"more than low_freq_factor ({low:g})")
+        return replace(rope, low_freq_factor=low, high_freq_factor=high)
+    return replace(
+        rope,
+        beta_fast=p.float("beta_fast", 32.0),
+        beta_slow=p.float("beta_slow", 1.0),
+        mscale=p.optional_float("mscale"),
+        mscale_all_dim=p.optional_float("mscale_all_dim"),
+        attention_factor=p.optional_float("attention_factor"),
+        truncate=p.bool("truncate", True),
+    )
+
+
+def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
+    """Rope settings of GGUF metadata; llama.cpp's default for a missing base is 10000."""
+    rope = RopeConfig(theta=keys.float("rope.freq_base", 10000.0), dim=dim, interleaved=interleaved)
+    old_linear = keys.optional_float("rope.scale_linear")
+    kind = keys.str("rope.scaling.type", "none" if old_linear is None else "linear")
+    if kind == "none":
+        return rope
+    if kind not in ("linear", "yarn"):
+        raise ModelError(
+            f"{keys.where}: rope scaling {kind!r} is not supported; supported: none, linear, yarn",
+            "this variant of the architecture is not supported yet",
+        )
+    factor = keys.float("rope.scaling.factor", old_linear or 1.0)
+    rope = replace(rope, kind=cast(RopeKind, kind), factor=factor)
+    if kind == "linear":
+        return rope
+    return replace(
+        rope,
+        original_context=keys.int("rope.scaling.original_context_length", max_context),
+        beta_fast=keys.float("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.float("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=keys.optional_float("rope.scaling.yarn_attn_factor"),
+    )
+
+
+def gguf_shape(shapes: Mapping[str, tuple[int, ...]], name: str, rank: int, where: str) -> tuple[int, ...]:
+    """The shape of a tensor whose presence and rank the configuration depends on."""
+    shape = shapes.get(name)
+    if shape is None or len(shape) != rank:
+        found = "is missing" if shape is None else f"has shape {list(shape)}"
+        raise ModelError(
+            f"{where}: the tensor {name} {found}; a complete language model has it with {rank} dimensions",
+            "the file holds only a part of a model; download the complete model",
+        )
+    return shape
+
+
+def shell_tensors(hidden: int, vocab: int, n_layers: int) -> dict[str, Expected]:
+    """Embedding, head (absent = tied), final norm and the two norms of every layer."""
+    out = {
+        "model.embed_tokens.weight": Expected((vocab, hidden), "dense"),
+        "lm_head.weight": Expected((vocab, hidden), "dense", optional=True),
+        "model.norm.weight": Expected((hidden,), "small"),
+    }
+    for layer in range(n_layers):
+        out[f"model.layers.{layer}.input_layernorm.weight"] = Expected((hidden,), "small")
+        out[f"model.layers.{layer}.post_attention_layernorm.weight"] = Expected((hidden,), "small")
+    return out
+
+
+def attention_tensors(prefix: str, hidden: int, heads: int, kv_heads: int, dim: int, bias: bool) -> dict[str, Expected]:
+    """Grouped-query attention of one layer, `prefix` being `model.layers.N.self_attn.`."""
+    rows = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * dim}
+    out = {f"{prefix}{p}_proj.weight": Expected((n, hidden), "dense") for p, n in rows.items()}
+    out[f"{prefix}o_proj.weight"] = Expected((hidden, heads * dim), "dense")
+    if bias:
+        out |= {f"{prefix}{p}_proj.bias": Expected((n,), "small") for p, n in rows.items()}
+        out[f"{prefix}o_proj.bias"] = Expected((hidden,), "small", optional=True)
+    return out
+
+
+def mlp_tensors(prefix: str, hidden: int, inter: int) -> dict[str, Expected]:
+    """A dense SwiGLU MLP; `prefix` ends with a dot."""
+    return {
+        f"{prefix}gate_proj.weight": Expected((inter, hidden), "dense"),
+        f"{prefix}up_proj.weight": Expected((inter, hidden), "dense"),
+        f"{prefix}down_proj.weight": Expected((hidden, inter), "dense"),
+    }
+
+
+def expert_tensors(prefix: str, hidden: int, inter: int, n_experts: int) -> dict[str, Expected]:
+    """The router and the stacked experts of one layer, `prefix` being `model.layers.N.mlp.`."""
+    return {
+        f"{prefix}gate.weight": Expected((n_experts, hidden), "small"),
+        f"{prefix}experts.gate.weight": Expected((n_experts, inter, hidden), "expert"),
+        f"{prefix}experts.up.weight": Expected((n_experts, inter, hidden), "expert"),
+        f"{prefix}experts.down.weight": Expected((n_experts, hidden, inter), "expert"),
+    }
