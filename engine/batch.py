@@ -1,0 +1,54 @@
+"""One step's work: tokens of several requests side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hetero.engine.pages import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `start` .. `stop` of a batch: consecutive tokens of one sequence, the first at position `first`."""
+
+    sequence: Sequence
+    start: int
+    stop: int
+    first: int
+
+    @property
+    def length(self) -> int:
+        """Positions of the sequence that exist after this step."""
+        return self.first + self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A ragged batch: `token_ids` and `positions` int64 [T], the spans that cut it into requests, and the rows
+    `sample_rows` int64 [S] whose logits are wanted."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    spans: tuple[Span, ...]
+    sample_rows: torch.Tensor
+
+
+def make_batch(parts: list[tuple[Sequence, list[int], list[int]]], device: torch.device) -> Batch:
+    """Lay (sequence, new token ids, wanted rows among them) side by side; each starts where its sequence ends."""
+    ids: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
+    rows: list[int] = []
+    for sequence, new, wanted in parts:
+        start, first = len(ids), sequence.length
+        ids += new
+        positions += range(first, first + len(new))
+        spans.append(Span(sequence, start, len(ids), first))
+        rows += [start + row for row in wanted]
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return Batch(tensor(ids), tensor(positions), tuple(spans), tensor(rows))

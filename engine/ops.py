@@ -1,0 +1,135 @@
+"""The operations that a family's forward pass is written against, bound to one step's batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from hetero.engine.attention import attend
+from hetero.engine.batch import Batch
+from hetero.engine.kvcache import KVCache
+from hetero.engine.owners import DenseOwner
+from hetero.models.config import ModelConfig
+from hetero.models.load import Model
+from hetero.models.rope import inverse_frequencies, rotate, rotation_scale
+from hetero.native import Pool
+
+
+class Experts:
+    """The routed experts of a model: native kernels on the CPU, whatever device owns the dense parts."""
+
+    def __init__(self, model: Model, pool: Pool) -> None:
+        self._banks, self._kernels, self._pool = model.banks, model.kernels, pool
+
+    def __call__(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Weighted sum of the chosen experts for x [T, hidden], ids int32 and weights float32 [T, k]."""
+        device = x.device
+        host = x.to("cpu").contiguous()
+        out = torch.empty_like(host)
+        chosen, scale = ids.to("cpu").contiguous(), weights.to("cpu").contiguous()
+        self._kernels.moe(self._pool, self._banks[layer], host.numpy(), chosen.numpy(), scale.numpy(), out.numpy())
+        return out.to(device)
+
+
+class Runtime:
+    """What does not change between steps: the model's parts where the placement put them."""
+
+    def __init__(self, model: Model, owner: DenseOwner, pool: Pool, kv: KVCache) -> None:
+        self.config: ModelConfig = model.config
+        self.owner = owner
+        self.kv = kv
+        self.experts = Experts(model, pool)
+        self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
+        self.rotation_scale = rotation_scale(model.config.rope)
+        self._latent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def latent_projections(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """MLA's key and value projections of the latent, float32 [H, nope, r] and [H, v, r], unpacked once a layer."""
+        if layer not in self._latent:
+            self._latent[layer] = self._split_latent(f"model.layers.{layer}.self_attn.")
+        return self._latent[layer]
+
+    def _split_latent(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+        mla = self.config.mla
+        assert mla is not None
+        joint = self.owner.dense(prefix + "kv_b_proj.weight")
+        if joint is not None:
+            parts = joint.view(self.config.n_heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
+            return parts[:, : mla.nope_dim].contiguous(), parts[:, mla.nope_dim :].contiguous()
+        keys, values = self.owner.dense(prefix + "k_b_proj.weight"), self.owner.dense(prefix + "v_b_proj.weight")
+        assert keys is not None
+        assert values is not None
+        return keys.transpose(1, 2).contiguous(), values
+
+
+class Ops:
+    """`forward(config, batch, ops)` of a family sees only this; no family names a device."""
+
+    def __init__(self, runtime: Runtime, batch: Batch) -> None:
+        self._runtime, self._batch = runtime, batch
+        angles = batch.positions.float()[:, None, None] * runtime.inverse
+        self._cos = angles.cos() * runtime.rotation_scale
+        self._sin = angles.sin() * runtime.rotation_scale
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """float32 [T, hidden]."""
+        return self._runtime.owner.embed(token_ids)
+
+    def small(self, name: str) -> torch.Tensor | None:
+        """A small float32 tensor by canonical name, or None."""
+        return self._runtime.owner.small(name)
+
+    def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+        """RMS norm over the last axis by the weight `name`; `eps` defaults to the model's."""
+        weight = self._runtime.owner.small(name)
+        assert weight is not None, name
+        return F.rms_norm(x, weight.shape, weight, self._runtime.config.rms_norm_eps if eps is None else eps)
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [T, k] by the matrix `name`.weight (and .bias): float32 [T, n]."""
+        return self._runtime.owner.linears([name], x)[0]
+
+    def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
+        """Several matrices on the same x, in one pass over it."""
+        return self._runtime.owner.linears(names, x)
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn."""
+        return rotate(x, self._cos, self._sin, self._runtime.config.rope.interleaved)
+
+    def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The routed experts' weighted sum, float32 [T, hidden]."""
+        return self._runtime.experts(layer, x, ids, weights)
+
+    def attention(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Append k, v [T, G, d] to the cache and attend q [T, H, d] causally, each request to itself: [T, H, d]."""
+        kv, outs = self._runtime.kv, []
+        for span in self._batch.spans:
+            rows = slice(span.start, span.stop)
+            kv.append(layer, "k", span.sequence, span.first, k[rows])
+            kv.append(layer, "v", span.sequence, span.first, v[rows])
+            keys = kv.view(layer, "k", span.sequence, span.length)
+            values = kv.view(layer, "v", span.sequence, span.length)
+            outs.append(attend(q[rows], keys, values, span.first, scale))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def latent_attention(
+        self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Absorbed MLA: cache `latent` [T, r + rope] only; q_nope [T, H, nope], q_rope [T, H, rope]; [T, H, v].
+
+        q·k = (W_k^T q_nope)·c + q_rope·k_rope, so keys are never expanded (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
+        """
+        kv, outs = self._runtime.kv, []
+        to_key, to_value = self._runtime.latent_projections(layer)
+        q = torch.cat([torch.einsum("thn,hnr->thr", q_nope, to_key), q_rope], dim=-1)
+        rank = to_key.shape[-1]
+        for span in self._batch.spans:
+            rows = slice(span.start, span.stop)
+            kv.append(layer, "latent", span.sequence, span.first, latent[rows])
+            keys = kv.view(layer, "latent", span.sequence, span.length)[:, None]
+            outs.append(attend(q[rows], keys, keys[..., :rank], span.first, scale))
+        mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
+        return torch.einsum("thr,hvr->thv", mixed, to_value)

@@ -1,0 +1,99 @@
+"""Who computes the dense parts: the native kernels on the CPU, or torch on a device."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from hetero.models.load import Model
+from hetero.native import Kernels, PackedMatrix, Pool
+
+
+class DenseOwner(Protocol):
+    """Holds the dense matrices of a model and applies them to float32 activations [T, k] on `device`."""
+
+    device: torch.device
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the embedding for ids int64 [T], float32 [T, hidden]."""
+
+    def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
+        """x times each matrix transposed, plus its bias where it has one: float32 [T, n] each."""
+
+    def small(self, name: str) -> torch.Tensor | None:
+        """A norm weight, bias or router as float32, None where the model has none of that name."""
+
+    def dense(self, name: str) -> torch.Tensor | None:
+        """A dense matrix in float32 in its source's shape; None where the model has none of that name."""
+
+
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def _smalls(model: Model, device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array).to(device) for name, array in model.small.items()}
+
+
+def _unpack(kernels: Kernels, matrix: PackedMatrix) -> torch.Tensor:
+    return torch.from_numpy(kernels.dequantize_packed(matrix)).view(matrix.shape)
+
+
+class NativeOwner:
+    """Dense parts on the CPU, quantised as they lie, by the same kernels as the experts."""
+
+    def __init__(self, model: Model, pool: Pool) -> None:
+        self.device = torch.device("cpu")
+        self._model, self._kernels, self._pool = model, model.kernels, pool
+        self._small = _smalls(model, self.device)
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._kernels.gather_rows(self._model.matrices[EMBEDDING], ids.numpy()))
+
+    def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
+        matrices = [self._model.matrices[name + ".weight"] for name in names]
+        x = x.contiguous()
+        outs = [torch.empty(len(x), matrix.n) for matrix in matrices]
+        self._kernels.linear_many(self._pool, matrices, x.numpy(), [out.numpy() for out in outs])
+        for name, out in zip(names, outs, strict=True):
+            bias = self._small.get(name + ".bias")
+            if bias is not None:
+                out += bias
+        return outs
+
+    def small(self, name: str) -> torch.Tensor | None:
+        return self._small.get(name)
+
+    def dense(self, name: str) -> torch.Tensor | None:
+        matrix = self._model.matrices.get(name)
+        return None if matrix is None else _unpack(self._kernels, matrix)
+
+
+class TorchOwner:
+    """Dense parts in torch on `device`, unpacked to `dtype` once (bf16 on a GPU, float32 in parity tests)."""
+
+    def __init__(self, model: Model, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self._model, self._dtype = model, dtype
+        self._small = _smalls(model, device)
+        self._weights = {
+            name: _unpack(model.kernels, matrix).view(matrix.n, matrix.k).to(dtype).to(device)
+            for name, matrix in model.matrices.items()
+        }
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self._weights[EMBEDDING]).float()
+
+    def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
+        cast = x.to(self._dtype)
+        outs = [F.linear(cast, self._weights[name + ".weight"]).float() for name in names]
+        biases = [self._small.get(name + ".bias") for name in names]
+        return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+
+    def small(self, name: str) -> torch.Tensor | None:
+        return self._small.get(name)
+
+    def dense(self, name: str) -> torch.Tensor | None:
+        weight = self._weights.get(name)
+        return None if weight is None else weight.float().view(self._model.matrices[name].shape)

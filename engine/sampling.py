@@ -1,0 +1,88 @@
+"""From one row of logits to one token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.machine.types import UsageError
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. `temperature` 0 is greedy; `top_k` 0 and `max_tokens` None mean no limit.
+
+    `repetition_penalty` divides positive and multiplies negative logits of every token seen (Keskar et al. 2019).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        limits = {
+            "temperature": (self.temperature, 0.0, 100.0),
+            "top_k": (self.top_k, 0, 2**31),
+            "top_p": (self.top_p, 0.0, 1.0),
+            "min_p": (self.min_p, 0.0, 1.0),
+            "repetition_penalty": (self.repetition_penalty, 1e-3, 100.0),
+            "max_tokens": (1 if self.max_tokens is None else self.max_tokens, 1, 2**31),
+            "seed": (0 if self.seed is None else self.seed, 0, 2**63),
+        }
+        for name, (value, low, high) in limits.items():
+            if not low <= value <= high:  # also catches NaN
+                raise UsageError(f"{name} is {value}, must lie in {low} to {high}", "see hetero chat --help")
+
+
+class Sampler:
+    """Chooses the tokens of one request; the same seed and logits give the same tokens."""
+
+    def __init__(self, sampling: Sampling, vocab: int) -> None:
+        self.sampling = sampling
+        self._rng = np.random.Generator(np.random.Philox(sampling.seed))
+        self._seen = np.zeros(vocab, dtype=bool)
+
+    def observe(self, token_ids: list[int]) -> None:
+        """Count `token_ids` as seen by the repetition penalty."""
+        self._seen[token_ids] = True
+
+    def choose(self, logits: Floats) -> int:
+        """The next token for float32 `logits` [vocab]."""
+        if self.sampling.repetition_penalty != 1.0:
+            logits = self._penalised(logits)
+        if self.sampling.temperature == 0.0:
+            return int(logits.argmax())
+        order, probabilities = self._candidates(logits)
+        point = self._rng.random() * probabilities.sum()
+        index = int(np.searchsorted(np.cumsum(probabilities), point, side="right"))
+        return int(order[min(index, len(order) - 1)])
+
+    def _penalised(self, logits: Floats) -> Floats:
+        penalty = np.float32(self.sampling.repetition_penalty)
+        changed = np.where(logits > 0, logits / penalty, logits * penalty)
+        return np.where(self._seen, changed, logits)
+
+    def _candidates(self, logits: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Tokens in falling order of probability, cut by top-k, then top-p, then min-p, with their probabilities."""
+        s = self.sampling
+        scaled = logits.astype(np.float64) / s.temperature
+        if 0 < s.top_k < len(scaled):
+            best = np.argpartition(-scaled, s.top_k - 1)[: s.top_k]
+        else:
+            best = np.arange(len(scaled))
+        order = best[np.lexsort((best, -scaled[best]))]
+        p = np.exp(scaled[order] - scaled[order[0]])
+        p /= p.sum()
+        keep = np.cumsum(p) - p < s.top_p  # the token that crosses top-p stays
+        keep &= p >= s.min_p * p[0]
+        keep[0] = True
+        return order[keep], p[keep]

@@ -1,0 +1,94 @@
+"""The parts that families are built from. Written against the engine's Ops; no device is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from hetero.models.config import ModelConfig
+from hetero.models.router import route
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Batch(Protocol):
+    """What a forward pass reads of a step's batch."""
+
+    @property
+    def token_ids(self) -> torch.Tensor: ...
+    @property
+    def sample_rows(self) -> torch.Tensor: ...
+
+
+class Ops(Protocol):
+    """What a forward pass may ask for; see hetero.engine.ops for shapes and dtypes."""
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor: ...
+    def small(self, name: str) -> torch.Tensor | None: ...
+    def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor: ...
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
+    def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
+    def rotate(self, x: torch.Tensor) -> torch.Tensor: ...
+    def experts(
+        self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor: ...
+    def attention(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor: ...
+    def latent_attention(
+        self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
+    ) -> torch.Tensor: ...
+
+
+Attention = Callable[[ModelConfig, int, "torch.Tensor", Ops], "torch.Tensor"]
+
+
+def grouped_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """Grouped-query attention on the normed x [T, hidden], with per-head q/k norms where the model has them."""
+    prefix = f"model.layers.{layer}.self_attn."
+    q, k, v = ops.linears([prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"], x)
+    q = q.view(-1, config.n_heads, config.head_dim)
+    k = k.view(-1, config.n_kv_heads, config.head_dim)
+    v = v.view(-1, config.n_kv_heads, config.head_dim)
+    if config.qk_norm:
+        q, k = ops.norm(prefix + "q_norm.weight", q), ops.norm(prefix + "k_norm.weight", k)
+    out = ops.attention(layer, ops.rotate(q), ops.rotate(k), v, config.head_dim**-0.5)
+    return ops.linear(prefix + "o_proj", out.flatten(1))
+
+
+def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """silu(gate x) * (up x), then down: a dense layer's MLP or the shared experts."""
+    import torch.nn.functional as F
+
+    gate, up = ops.linears([prefix + "gate_proj", prefix + "up_proj"], x)
+    return ops.linear(prefix + "down_proj", F.silu(gate).mul_(up))
+
+
+def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """A layer's MLP on the normed x [T, hidden]: routed and shared experts, or the dense one."""
+    import torch.nn.functional as F
+
+    prefix = f"model.layers.{layer}.mlp."
+    if config.moe is None or not config.is_moe_layer(layer):
+        return dense_mlp(prefix, x, ops)
+    router = ops.small(prefix + "gate.weight")
+    assert router is not None
+    bias = ops.small(prefix + "gate.e_score_correction_bias") if config.moe.correction_bias else None
+    ids, weights = route(F.linear(x, router), config.moe, bias)
+    out = ops.experts(layer, x, ids, weights)
+    if config.moe.shared_intermediate_size:
+        out += dense_mlp(prefix + "shared_experts.", x, ops)
+    return out
+
+
+def decoder(config: ModelConfig, batch: Batch, ops: Ops, attention: Attention) -> torch.Tensor:
+    """The pre-norm residual decoder: logits float32 [sample rows, vocab]."""
+    h = ops.embed(batch.token_ids)
+    for layer in range(config.n_layers):
+        prefix = f"model.layers.{layer}."
+        h = h + attention(config, layer, ops.norm(prefix + "input_layernorm.weight", h), ops)
+        if layer == config.n_layers - 1:
+            h = h[batch.sample_rows]  # past the last attention only sampled rows matter
+        h = h + feed_forward(config, layer, ops.norm(prefix + "post_attention_layernorm.weight", h), ops)
+    return ops.linear("lm_head", ops.norm("model.norm.weight", h))

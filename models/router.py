@@ -1,0 +1,47 @@
+"""The router that all families share: scores to the chosen experts and their weights, in float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hetero.models.config import MoeConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _limit_groups(choice: torch.Tensor, moe: MoeConfig) -> torch.Tensor:
+    """Keep the scores of the `topk_group` best groups; a group's score is its best, or the sum of its best two."""
+    import torch
+
+    grouped = choice.view(choice.shape[0], moe.n_group, -1)
+    if moe.group_score == "max":
+        score = grouped.amax(dim=-1)
+    else:
+        score = grouped.topk(2, dim=-1).values.sum(dim=-1)
+    best = score.topk(moe.topk_group, dim=-1).indices
+    closed = torch.ones_like(score, dtype=torch.bool).scatter_(1, best, False)
+    # -inf, not 0: with negative correction biases an open group's scores may lie below 0.
+    return grouped.masked_fill(closed[..., None], float("-inf")).flatten(1)
+
+
+def route(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts for router `logits` float32 [T, E]; returns ids int32 [T, k] and weights float32 [T, k].
+
+    The correction `bias` float32 [E] (DeepSeek-V3, arXiv 2412.19437 section 2.1.2) decides the choice only; weights
+    are the unbiased scores gathered by index. `scaling` is applied here and nowhere else.
+    """
+    import torch
+
+    logits = logits.float()
+    scores = logits.sigmoid() if moe.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+    choice = scores if bias is None else scores + bias
+    if moe.n_group > 1:
+        choice = _limit_groups(choice, moe)
+    ids = choice.topk(moe.top_k, dim=-1).indices
+    weights = scores.gather(1, ids)
+    if moe.norm_topk:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    if moe.scaling != 1.0:
+        weights = weights * moe.scaling
+    return ids.to(torch.int32), weights
