@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hetero.machine.types import ModelError
+from hetero.models.blocks import Batch, Ops
 from hetero.models.config import ModelConfig
 from hetero.models.families import deepseek, llama, qwen3_moe
 from hetero.models.families.common import Expected
 from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Family(Protocol):
@@ -30,6 +34,8 @@ class Family(Protocol):
     ) -> ModelConfig: ...
 
     def expected_tensors(self, config: ModelConfig, names: Container[str] = ...) -> dict[str, Expected]: ...
+
+    def forward(self, config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor: ...
 
 
 FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek)}

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from hetero.machine.types import ModelError, Role
 from hetero.models.config import RopeConfig
 
@@ -40,7 +42,7 @@ class Keys:
     def get(self, key: str) -> Any:
         """The raw value, or None."""
         value = self.values.get(self.prefix + key)
-        if hasattr(value, "tolist"):  # numpy array or scalar
+        if isinstance(value, np.ndarray):
             value = value.tolist()
         if isinstance(value, list) and value and key not in _LISTS and all(v == value[0] for v in value):
             return value[0]
@@ -66,7 +68,7 @@ class Keys:
             )
         return default
 
-    def int(self, key: str, default: Any = _REQUIRED, *, low: int = 1, high: int = MAX_DIM) -> int:
+    def integer(self, key: str, default: Any = _REQUIRED, *, low: int = 1, high: int = MAX_DIM) -> int:
         """An integer in [low, high]."""
         value = self._value(key, default)
         if isinstance(value, float) and value.is_integer():
@@ -77,7 +79,7 @@ class Keys:
             raise self.fail(key, _short(value), f"a whole number from {low} to {high}")
         return value
 
-    def float(self, key: str, default: Any = _REQUIRED, *, above: float = 0.0) -> float:
+    def number(self, key: str, default: Any = _REQUIRED, *, above: float = 0.0) -> float:
         """A finite number > `above`."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -86,17 +88,17 @@ class Keys:
             raise self.fail(key, _short(value), f"a finite number above {above:g}")
         return float(value)
 
-    def optional_float(self, key: str) -> float | None:
+    def optional_number(self, key: str) -> float | None:
         """A finite number, or None where the key is missing."""
-        return None if self.get(key) is None else self.float(key, above=-1e30)
+        return None if self.get(key) is None else self.number(key, above=-1e30)
 
-    def bool(self, key: str, default: Any = _REQUIRED) -> bool:
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.fail(key, _short(value), "true or false")
         return value
 
-    def str(self, key: str, default: Any = _REQUIRED) -> str:
+    def text(self, key: str, default: Any = _REQUIRED) -> str:
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.fail(key, _short(value), "a text")
@@ -143,49 +145,49 @@ def rope_from_hf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -
         raise keys.fail(name, _short(raw), "an object")
     p = Keys(raw, keys.where, f"{name}.")
     p.values = {f"{name}.{k}": v for k, v in raw.items()}
-    kind = p.str("rope_type", p.str("type", "default"))
+    kind = p.text("rope_type", p.text("type", "default"))
     if kind not in _HF_KINDS or any(isinstance(v, dict) for v in raw.values()):
         found = kind if kind not in _HF_KINDS else "given per layer type"
         raise ModelError(
             f"{keys.where}: rope scaling {found!r} is not supported; supported: {', '.join(_HF_KINDS)}",
             "this variant of the architecture is not supported yet",
         )
-    partial = p.float("partial_rotary_factor", keys.float("partial_rotary_factor", 1.0))
+    partial = p.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
     if partial != 1.0:
         raise keys.fail("partial_rotary_factor", f"{partial:g}", "1 (this architecture rotates the whole head)")
-    theta = p.float("rope_theta", keys.float("rope_theta", 10000.0))
+    theta = p.number("rope_theta", keys.number("rope_theta", 10000.0))
     rope = RopeConfig(theta=theta, dim=dim, interleaved=interleaved, kind=cast(RopeKind, kind))
     return rope if kind == "default" else _scaled(rope, p, keys, max_context)
 
 
 def _scaled(rope: RopeConfig, p: Keys, keys: Keys, max_context: int) -> RopeConfig:
-    factor = p.float("factor")
+    factor = p.number("factor")
     if rope.kind == "linear":
         return replace(rope, factor=factor)
-    original = p.int("original_max_position_embeddings", max_context)
-    original = keys.int("original_max_position_embeddings", original)
+    original = p.integer("original_max_position_embeddings", max_context)
+    original = keys.integer("original_max_position_embeddings", original)
     rope = replace(rope, factor=factor, original_context=original)
     if rope.kind == "llama3":
-        low, high = p.float("low_freq_factor"), p.float("high_freq_factor")
+        low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
         if high <= low:
             raise p.fail("high_freq_factor", f"{high:g}", f"more than low_freq_factor ({low:g})")
         return replace(rope, low_freq_factor=low, high_freq_factor=high)
     return replace(
         rope,
-        beta_fast=p.float("beta_fast", 32.0),
-        beta_slow=p.float("beta_slow", 1.0),
-        mscale=p.optional_float("mscale"),
-        mscale_all_dim=p.optional_float("mscale_all_dim"),
-        attention_factor=p.optional_float("attention_factor"),
-        truncate=p.bool("truncate", True),
+        beta_fast=p.number("beta_fast", 32.0),
+        beta_slow=p.number("beta_slow", 1.0),
+        mscale=p.optional_number("mscale"),
+        mscale_all_dim=p.optional_number("mscale_all_dim"),
+        attention_factor=p.optional_number("attention_factor"),
+        truncate=p.flag("truncate", True),
     )
 
 
 def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
     """Rope settings of GGUF metadata; llama.cpp's default for a missing base is 10000."""
-    rope = RopeConfig(theta=keys.float("rope.freq_base", 10000.0), dim=dim, interleaved=interleaved)
-    old_linear = keys.optional_float("rope.scale_linear")
-    kind = keys.str("rope.scaling.type", "none" if old_linear is None else "linear")
+    rope = RopeConfig(theta=keys.number("rope.freq_base", 10000.0), dim=dim, interleaved=interleaved)
+    old_linear = keys.optional_number("rope.scale_linear")
+    kind = keys.text("rope.scaling.type", "none" if old_linear is None else "linear")
     if kind == "none":
         return rope
     if kind not in ("linear", "yarn"):
@@ -193,16 +195,16 @@ def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool)
             f"{keys.where}: rope scaling {kind!r} is not supported; supported: none, linear, yarn",
             "this variant of the architecture is not supported yet",
         )
-    factor = keys.float("rope.scaling.factor", old_linear or 1.0)
+    factor = keys.number("rope.scaling.factor", old_linear or 1.0)
     rope = replace(rope, kind=cast(RopeKind, kind), factor=factor)
     if kind == "linear":
         return rope
     return replace(
         rope,
-        original_context=keys.int("rope.scaling.original_context_length", max_context),
-        beta_fast=keys.float("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=keys.float("rope.scaling.yarn_beta_slow", 1.0),
-        attention_factor=keys.optional_float("rope.scaling.yarn_attn_factor"),
+        original_context=keys.integer("rope.scaling.original_context_length", max_context),
+        beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        attention_factor=keys.optional_number("rope.scaling.yarn_attn_factor"),
     )
 
 

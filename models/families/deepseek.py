@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hetero.machine.types import ModelError
+from hetero.models.blocks import Batch, Ops, decoder
 from hetero.models.config import MlaConfig, ModelConfig, MoeConfig, RopeConfig
 from hetero.models.families.common import (
     MAX_EXPERTS,
@@ -24,6 +25,10 @@ from hetero.models.families.common import (
     rope_from_hf,
     shell_tensors,
 )
+from hetero.models.rope import softmax_mscale
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "deepseek"
 HF_ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
@@ -43,35 +48,35 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     k.refuse_unless("attention_bias", False, False)
     k.refuse_unless("mlp_bias", False, False)
     v3 = _is_v3(raw)
-    heads = k.int("num_attention_heads")
+    heads = k.integer("num_attention_heads")
     mla = MlaConfig(
-        q_lora_rank=k.int("q_lora_rank") if k.has("q_lora_rank") else None,
-        kv_lora_rank=k.int("kv_lora_rank"),
-        nope_dim=k.int("qk_nope_head_dim"),
-        rope_dim=k.int("qk_rope_head_dim"),
-        v_dim=k.int("v_head_dim"),
+        q_lora_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else None,
+        kv_lora_rank=k.integer("kv_lora_rank"),
+        nope_dim=k.integer("qk_nope_head_dim"),
+        rope_dim=k.integer("qk_rope_head_dim"),
+        v_dim=k.integer("v_head_dim"),
         latent_norm_eps=_LATENT_EPS,
     )
-    n_layers = k.int("num_hidden_layers", high=MAX_LAYERS)
-    context = k.int("max_position_embeddings", 4096 if v3 else 2048, high=1 << 30)
-    interleaved = k.bool("rope_interleave", True)
+    n_layers = k.integer("num_hidden_layers", high=MAX_LAYERS)
+    context = k.integer("max_position_embeddings", 4096 if v3 else 2048, high=1 << 30)
+    interleaved = k.flag("rope_interleave", True)
     return ModelConfig(
         family=NAME,
-        model_type=k.str("model_type", "deepseek_v3" if v3 else "deepseek_v2"),
-        vocab_size=k.int("vocab_size"),
-        hidden_size=k.int("hidden_size"),
+        model_type=k.text("model_type", "deepseek_v3" if v3 else "deepseek_v2"),
+        vocab_size=k.integer("vocab_size"),
+        hidden_size=k.integer("hidden_size"),
         n_layers=n_layers,
         n_heads=heads,
         n_kv_heads=heads,
         head_dim=mla.nope_dim + mla.rope_dim,
-        intermediate_size=k.int("intermediate_size"),
-        rms_norm_eps=k.float("rms_norm_eps", 1e-6),
+        intermediate_size=k.integer("intermediate_size"),
+        rms_norm_eps=k.number("rms_norm_eps", 1e-6),
         max_context=context,
         rope=rope_from_hf(k, mla.rope_dim, context, interleaved=interleaved),
-        tie_word_embeddings=k.bool("tie_word_embeddings", False),
+        tie_word_embeddings=k.flag("tie_word_embeddings", False),
         moe=_moe_from_hf(k, v3, n_layers),
         mla=mla,
-        mtp_layers=k.int("num_nextn_predict_layers", k.int("num_mtp_layers", 0, low=0), low=0, high=MAX_LAYERS),
+        mtp_layers=k.integer("num_nextn_predict_layers", k.integer("num_mtp_layers", 0, low=0), low=0, high=MAX_LAYERS),
     )
 
 
@@ -81,10 +86,10 @@ def _is_v3(raw: Mapping[str, Any]) -> bool:
 
 
 def _moe_from_hf(k: Keys, v3: bool, n_layers: int) -> MoeConfig:
-    n_experts = k.int("n_routed_experts", high=MAX_EXPERTS)
-    inter = k.int("moe_intermediate_size")
-    method = k.str("topk_method", "noaux_tc" if v3 else "greedy")
-    scoring = k.str("scoring_func", "sigmoid" if v3 else "softmax")
+    n_experts = k.integer("n_routed_experts", high=MAX_EXPERTS)
+    inter = k.integer("moe_intermediate_size")
+    method = k.text("topk_method", "noaux_tc" if v3 else "greedy")
+    scoring = k.text("scoring_func", "sigmoid" if v3 else "softmax")
     known = {("sigmoid", "noaux_tc"), ("softmax", "greedy"), ("softmax", "group_limited_greedy")}
     if (scoring, method) not in known or v3 != (scoring == "sigmoid"):
         raise ModelError(
@@ -93,19 +98,19 @@ def _moe_from_hf(k: Keys, v3: bool, n_layers: int) -> MoeConfig:
             "this variant of the architecture is not supported yet",
         )
     grouped = method != "greedy"
-    first = k.int("first_k_dense_replace", 3 if v3 else 0, low=0)
-    freq = k.int("moe_layer_freq", 1)
+    first = k.integer("first_k_dense_replace", 3 if v3 else 0, low=0)
+    freq = k.integer("moe_layer_freq", 1)
     moe = MoeConfig(
         n_experts=n_experts,
-        top_k=k.int("num_experts_per_tok", 8 if v3 else None, high=n_experts),
+        top_k=k.integer("num_experts_per_tok", 8 if v3 else None, high=n_experts),
         intermediate_size=inter,
-        shared_intermediate_size=inter * k.int("n_shared_experts", 1 if v3 else 2, low=0),
+        shared_intermediate_size=inter * k.integer("n_shared_experts", 1 if v3 else 2, low=0),
         first_dense=first,
         scoring="sigmoid" if v3 else "softmax",
-        norm_topk=k.bool("norm_topk_prob", v3),
-        scaling=k.float("routed_scaling_factor", 2.5 if v3 else 1.0),
-        n_group=k.int("n_group", 8 if v3 else 1) if grouped else 1,
-        topk_group=k.int("topk_group", 4 if v3 else 1) if grouped else 1,
+        norm_topk=k.flag("norm_topk_prob", v3),
+        scaling=k.number("routed_scaling_factor", 2.5 if v3 else 1.0),
+        n_group=k.integer("n_group", 8 if v3 else 1) if grouped else 1,
+        topk_group=k.integer("topk_group", 4 if v3 else 1) if grouped else 1,
         group_score="top2" if v3 else "max",
         correction_bias=v3,
         dense_layers=tuple(layer for layer in range(first, n_layers) if layer % freq),
@@ -134,24 +139,24 @@ def config_from_gguf(
     New files (since April 2025) store the latent attention's sizes under `*_mla` keys and kv_b split in two.
     """
     k = Keys(meta, where, "deepseek2.")
-    mtp = k.int("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
-    n_layers = k.int("block_count", high=MAX_LAYERS) - mtp
+    mtp = k.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
+    n_layers = k.integer("block_count", high=MAX_LAYERS) - mtp
     if n_layers < 1:
         raise k.fail("block_count", str(n_layers + mtp), f"more than nextn_predict_layers ({mtp})")
-    heads = k.int("attention.head_count")
+    heads = k.integer("attention.head_count")
     mla = _mla_from_gguf(k, shapes, where)
-    context = k.int("context_length", high=1 << 30)
+    context = k.integer("context_length", high=1 << 30)
     moe = _moe_from_gguf(k, shapes, n_layers)
     return ModelConfig(
         family=NAME,
         model_type="deepseek_v3" if moe.scoring == "sigmoid" else "deepseek_v2",
         vocab_size=gguf_shape(shapes, "model.embed_tokens.weight", 2, where)[0],
-        hidden_size=k.int("embedding_length"),
+        hidden_size=k.integer("embedding_length"),
         n_layers=n_layers,
         n_heads=heads,
         n_kv_heads=heads,
         head_dim=mla.nope_dim + mla.rope_dim,
-        intermediate_size=k.int("feed_forward_length", 1),
+        intermediate_size=k.integer("feed_forward_length", 1),
         rms_norm_eps=mla.latent_norm_eps,
         max_context=context,
         rope=_rope_from_gguf(k, mla.rope_dim, context, moe.n_experts),
@@ -168,45 +173,47 @@ def _mla_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], where: str) -
     q_lora = None
     if attn + "q_proj.weight" not in shapes:  # llama.cpp goes by layer counts, which misses smaller models
         q_lora = gguf_shape(shapes, attn + "q_a_proj.weight", 2, where)[0]
-        if k.int("attention.q_lora_rank", q_lora) != q_lora:
-            raise k.fail("attention.q_lora_rank", str(k.int("attention.q_lora_rank")), f"{q_lora}, as in the tensors")
-    rope_dim = k.int("rope.dimension_count")
+        if k.integer("attention.q_lora_rank", q_lora) != q_lora:
+            raise k.fail(
+                "attention.q_lora_rank", str(k.integer("attention.q_lora_rank")), f"{q_lora}, as in the tensors"
+            )
+    rope_dim = k.integer("rope.dimension_count")
     suffix = "_mla" if split else ""
-    key_length = k.int(f"attention.key_length{suffix}")
+    key_length = k.integer(f"attention.key_length{suffix}")
     if key_length <= rope_dim:
         raise k.fail(f"attention.key_length{suffix}", str(key_length), f"more than rope.dimension_count ({rope_dim})")
     return MlaConfig(
         q_lora_rank=q_lora,
-        kv_lora_rank=k.int("attention.kv_lora_rank"),
+        kv_lora_rank=k.integer("attention.kv_lora_rank"),
         nope_dim=key_length - rope_dim,
         rope_dim=rope_dim,
-        v_dim=k.int(f"attention.value_length{suffix}"),
-        latent_norm_eps=k.float("attention.layer_norm_rms_epsilon"),
+        v_dim=k.integer(f"attention.value_length{suffix}"),
+        latent_norm_eps=k.number("attention.layer_norm_rms_epsilon"),
     )
 
 
 def _moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> MoeConfig:
-    n_experts = k.int("expert_count", high=MAX_EXPERTS)
+    n_experts = k.integer("expert_count", high=MAX_EXPERTS)
     bias = any(f"model.layers.{i}.mlp.gate.e_score_correction_bias" in shapes for i in range(n_layers))
     scoring: Literal["softmax", "sigmoid"] = "sigmoid" if bias else "softmax"
-    gating = k.int("expert_gating_func", 0, low=0)
+    gating = k.integer("expert_gating_func", 0, low=0)
     if gating not in (0, 1, 2):
         raise k.fail("expert_gating_func", str(gating), "1 (softmax) or 2 (sigmoid)")
     if gating:
         scoring = "sigmoid" if gating == 2 else "softmax"
-    inter = k.int("expert_feed_forward_length")
-    n_group = max(1, k.int("expert_group_count", 0, low=0))
+    inter = k.integer("expert_feed_forward_length")
+    n_group = max(1, k.integer("expert_group_count", 0, low=0))
     moe = MoeConfig(
         n_experts=n_experts,
-        top_k=k.int("expert_used_count", high=n_experts),
+        top_k=k.integer("expert_used_count", high=n_experts),
         intermediate_size=inter,
-        shared_intermediate_size=inter * k.int("expert_shared_count", low=0),
-        first_dense=k.int("leading_dense_block_count", 0, low=0),
+        shared_intermediate_size=inter * k.integer("expert_shared_count", low=0),
+        first_dense=k.integer("leading_dense_block_count", 0, low=0),
         scoring=scoring,
-        norm_topk=k.bool("expert_weights_norm", False),
-        scaling=k.float("expert_weights_scale", 1.0) if k.get("expert_weights_scale") != 0 else 1.0,
+        norm_topk=k.flag("expert_weights_norm", False),
+        scaling=k.number("expert_weights_scale", 1.0) if k.get("expert_weights_scale") != 0 else 1.0,
         n_group=n_group,
-        topk_group=k.int("expert_group_used_count") if n_group > 1 else 1,
+        topk_group=k.integer("expert_group_used_count") if n_group > 1 else 1,
         group_score="top2" if scoring == "sigmoid" else "max",
         correction_bias=bias,
     )
@@ -228,7 +235,7 @@ def _rope_from_gguf(k: Keys, dim: int, context: int, n_experts: int) -> RopeConf
     rope = rope_from_gguf(k, dim, context, interleaved=True)
     if rope.kind != "yarn":
         return rope
-    multiplier = k.optional_float("rope.scaling.yarn_log_multiplier")
+    multiplier = k.optional_number("rope.scaling.yarn_log_multiplier")
     if multiplier:
         # Written as a tenth of mscale_all_dim; mscale itself is not stored and equals it in every model of the family.
         mscale = round(multiplier / 0.1, 5)
@@ -279,3 +286,38 @@ def _attention(p: str, config: ModelConfig, names: Container[str]) -> dict[str, 
     else:
         out[p + "kv_b_proj.weight"] = Expected((heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank), "dense")
     return out
+
+
+def _queries(config: ModelConfig, prefix: str, x: torch.Tensor, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [T, H, nope + rope] and the joint latent [T, r + rope] of the normed x [T, hidden]."""
+    mla = config.mla
+    assert mla is not None
+    if mla.q_lora_rank is None:
+        q, joint = ops.linears([prefix + "q_proj", prefix + "kv_a_proj_with_mqa"], x)
+    else:
+        low, joint = ops.linears([prefix + "q_a_proj", prefix + "kv_a_proj_with_mqa"], x)
+        low = ops.norm(prefix + "q_a_layernorm.weight", low, mla.latent_norm_eps)
+        q = ops.linear(prefix + "q_b_proj", low)
+    return q.view(-1, config.n_heads, mla.nope_dim + mla.rope_dim), joint
+
+
+def latent_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """MLA (arXiv 2405.04434, section 2.1) on the normed x [T, hidden]; one rope key serves all heads."""
+    import torch
+
+    mla = config.mla
+    assert mla is not None
+    prefix = f"model.layers.{layer}.self_attn."
+    q, joint = _queries(config, prefix, x, ops)
+    latent, key = joint[:, : mla.kv_lora_rank], joint[:, mla.kv_lora_rank :]
+    latent = ops.norm(prefix + "kv_a_layernorm.weight", latent, mla.latent_norm_eps)
+    stored = torch.cat([latent, ops.rotate(key[:, None])[:, 0]], dim=-1)
+    scale = (mla.nope_dim + mla.rope_dim) ** -0.5 * softmax_mscale(config.rope)
+    q_nope, q_rope = q[..., : mla.nope_dim], ops.rotate(q[..., mla.nope_dim :])
+    out = ops.latent_attention(layer, q_nope, q_rope, stored, scale)
+    return ops.linear(prefix + "o_proj", out.flatten(1))
+
+
+def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:
+    """Logits float32 [sample rows, vocab] of one ragged batch."""
+    return decoder(config, batch, ops, latent_attention)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.machine.types import ModelError
+from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig
 from hetero.models.families.common import (
     MAX_LAYERS,
@@ -18,6 +19,9 @@ from hetero.models.families.common import (
     rope_from_hf,
     shell_tensors,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 NAME = "llama"
 HF_ARCHITECTURES = ("LlamaForCausalLM",)
@@ -34,31 +38,31 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     k = Keys(raw, where)
     k.refuse_unless("hidden_act", "silu", "silu")
     k.refuse_unless("mlp_bias", False, False)
-    heads = k.int("num_attention_heads")
-    hidden = k.int("hidden_size")
-    dim = k.int("head_dim", hidden // heads)
-    context = k.int("max_position_embeddings", 2048, high=1 << 30)
+    heads = k.integer("num_attention_heads")
+    hidden = k.integer("hidden_size")
+    dim = k.integer("head_dim", hidden // heads)
+    context = k.integer("max_position_embeddings", 2048, high=1 << 30)
     return ModelConfig(
         family=NAME,
-        model_type=k.str("model_type", "llama"),
-        vocab_size=k.int("vocab_size"),
+        model_type=k.text("model_type", "llama"),
+        vocab_size=k.integer("vocab_size"),
         hidden_size=hidden,
-        n_layers=k.int("num_hidden_layers", high=MAX_LAYERS),
+        n_layers=k.integer("num_hidden_layers", high=MAX_LAYERS),
         n_heads=heads,
         n_kv_heads=kv_heads(k, "num_key_value_heads", heads),
         head_dim=dim,
-        intermediate_size=k.int("intermediate_size"),
-        rms_norm_eps=k.float("rms_norm_eps", 1e-6),
+        intermediate_size=k.integer("intermediate_size"),
+        rms_norm_eps=k.number("rms_norm_eps", 1e-6),
         max_context=context,
         rope=rope_from_hf(k, dim, context, interleaved=False),
-        tie_word_embeddings=k.bool("tie_word_embeddings", False),
-        attention_bias=k.bool("attention_bias", False),
+        tie_word_embeddings=k.flag("tie_word_embeddings", False),
+        attention_bias=k.flag("attention_bias", False),
     )
 
 
 def kv_heads(keys: Keys, key: str, heads: int) -> int:
     """The number of key/value heads, which divides the number of query heads."""
-    n = keys.int(key, heads)
+    n = keys.integer(key, heads)
     if heads % n:
         raise keys.fail(key, str(n), f"a divisor of the {heads} query heads")
     return n
@@ -69,29 +73,29 @@ def config_from_gguf(
 ) -> ModelConfig:
     """From GGUF metadata and the shapes of its tensors by canonical name. Raises ModelError."""
     k = Keys(meta, where, "llama.")
-    if k.int("expert_count", 0, low=0):
+    if k.integer("expert_count", 0, low=0):
         raise ModelError(
-            f"{where}: architecture 'llama' with expert_count {k.int('expert_count')} is a Mixtral model, "
+            f"{where}: architecture 'llama' with expert_count {k.integer('expert_count')} is a Mixtral model, "
             "which this version does not support",
             "use a Qwen3-MoE or DeepSeek model, or a dense Llama",
         )
-    heads, hidden = k.int("attention.head_count"), k.int("embedding_length")
-    dim = k.int("attention.key_length", hidden // heads)
+    heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
+    dim = k.integer("attention.key_length", hidden // heads)
     for key in ("rope.dimension_count", "attention.value_length"):
-        if k.int(key, dim) != dim:
-            raise k.fail(key, str(k.int(key)), f"{dim}, the width of a head")
-    context = k.int("context_length", high=1 << 30)
+        if k.integer(key, dim) != dim:
+            raise k.fail(key, str(k.integer(key)), f"{dim}, the width of a head")
+    context = k.integer("context_length", high=1 << 30)
     return ModelConfig(
         family=NAME,
         model_type="llama",
         vocab_size=gguf_shape(shapes, "model.embed_tokens.weight", 2, where)[0],
         hidden_size=hidden,
-        n_layers=k.int("block_count", high=MAX_LAYERS),
+        n_layers=k.integer("block_count", high=MAX_LAYERS),
         n_heads=heads,
         n_kv_heads=kv_heads(k, "attention.head_count_kv", heads),
         head_dim=dim,
-        intermediate_size=k.int("feed_forward_length"),
-        rms_norm_eps=k.float("attention.layer_norm_rms_epsilon"),
+        intermediate_size=k.integer("feed_forward_length"),
+        rms_norm_eps=k.number("attention.layer_norm_rms_epsilon"),
         max_context=context,
         rope=rope_from_gguf(k, dim, context, interleaved=False),
         tie_word_embeddings="lm_head.weight" not in shapes,
@@ -110,3 +114,8 @@ def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[st
         )
         out |= mlp_tensors(p + "mlp.", hidden, config.intermediate_size)
     return out
+
+
+def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:
+    """Logits float32 [sample rows, vocab] of one ragged batch."""
+    return decoder(config, batch, ops, grouped_attention)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig, MoeConfig
 from hetero.models.families.common import (
     MAX_EXPERTS,
@@ -21,6 +22,9 @@ from hetero.models.families.common import (
 )
 from hetero.models.families.llama import kv_heads
 
+if TYPE_CHECKING:
+    import torch
+
 NAME = "qwen3_moe"
 HF_ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 HF_MODEL_TYPES = ("qwen3_moe",)
@@ -35,38 +39,38 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     k = Keys(raw, where)
     k.refuse_unless("hidden_act", "silu", "silu")
     k.refuse_unless("use_sliding_window", False, False)
-    heads, hidden = k.int("num_attention_heads"), k.int("hidden_size")
-    dim = k.int("head_dim", hidden // heads)
-    n_layers = k.int("num_hidden_layers", high=MAX_LAYERS)
-    context = k.int("max_position_embeddings", 32768, high=1 << 30)
+    heads, hidden = k.integer("num_attention_heads"), k.integer("hidden_size")
+    dim = k.integer("head_dim", hidden // heads)
+    n_layers = k.integer("num_hidden_layers", high=MAX_LAYERS)
+    context = k.integer("max_position_embeddings", 32768, high=1 << 30)
     experts_key = "num_experts" if k.has("num_experts") else "num_local_experts"
-    n_experts = k.int(experts_key, high=MAX_EXPERTS)
-    step = k.int("decoder_sparse_step", 1)
+    n_experts = k.integer(experts_key, high=MAX_EXPERTS)
+    step = k.integer("decoder_sparse_step", 1)
     dense = {layer for layer in range(n_layers) if (layer + 1) % step}
     moe = MoeConfig(
         n_experts=n_experts,
-        top_k=k.int("num_experts_per_tok", 8, high=n_experts),
-        intermediate_size=k.int("moe_intermediate_size"),
-        norm_topk=k.bool("norm_topk_prob", False),
+        top_k=k.integer("num_experts_per_tok", 8, high=n_experts),
+        intermediate_size=k.integer("moe_intermediate_size"),
+        norm_topk=k.flag("norm_topk_prob", False),
         dense_layers=tuple(sorted(dense | set(k.layers("mlp_only_layers", n_layers)))),
     )
     return ModelConfig(
         family=NAME,
-        model_type=k.str("model_type", "qwen3_moe"),
-        vocab_size=k.int("vocab_size"),
+        model_type=k.text("model_type", "qwen3_moe"),
+        vocab_size=k.integer("vocab_size"),
         hidden_size=hidden,
         n_layers=n_layers,
         n_heads=heads,
         n_kv_heads=kv_heads(k, "num_key_value_heads", min(4, heads)),
         head_dim=dim,
-        intermediate_size=k.int("intermediate_size", 6144),
-        rms_norm_eps=k.float("rms_norm_eps", 1e-6),
+        intermediate_size=k.integer("intermediate_size", 6144),
+        rms_norm_eps=k.number("rms_norm_eps", 1e-6),
         max_context=context,
         rope=rope_from_hf(k, dim, context, interleaved=False),
-        tie_word_embeddings=k.bool("tie_word_embeddings", False),
+        tie_word_embeddings=k.flag("tie_word_embeddings", False),
         qk_norm=True,
         moe=moe,
-        attention_bias=k.bool("attention_bias", False),
+        attention_bias=k.flag("attention_bias", False),
     )
 
 
@@ -78,20 +82,20 @@ def config_from_gguf(
     The format has no word on renormalising the top-k weights; this architecture does it.
     """
     k = Keys(meta, where, "qwen3moe.")
-    heads, hidden = k.int("attention.head_count"), k.int("embedding_length")
-    dim = k.int("attention.key_length", hidden // heads)
+    heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
+    dim = k.integer("attention.key_length", hidden // heads)
     for key in ("rope.dimension_count", "attention.value_length"):
-        if k.int(key, dim) != dim:
-            raise k.fail(key, str(k.int(key)), f"{dim}, the width of a head")
-    n_layers = k.int("block_count", high=MAX_LAYERS)
-    context = k.int("context_length", high=1 << 30)
-    n_experts = k.int("expert_count", high=MAX_EXPERTS)
+        if k.integer(key, dim) != dim:
+            raise k.fail(key, str(k.integer(key)), f"{dim}, the width of a head")
+    n_layers = k.integer("block_count", high=MAX_LAYERS)
+    context = k.integer("context_length", high=1 << 30)
+    n_experts = k.integer("expert_count", high=MAX_EXPERTS)
     dense = (layer for layer in range(n_layers) if f"model.layers.{layer}.mlp.gate.weight" not in shapes)
     dense = (layer for layer in dense if f"model.layers.{layer}.mlp.gate_proj.weight" in shapes)
     moe = MoeConfig(
         n_experts=n_experts,
-        top_k=k.int("expert_used_count", high=n_experts),
-        intermediate_size=k.int("expert_feed_forward_length"),
+        top_k=k.integer("expert_used_count", high=n_experts),
+        intermediate_size=k.integer("expert_feed_forward_length"),
         norm_topk=True,
         dense_layers=tuple(dense),
     )
@@ -104,8 +108,8 @@ def config_from_gguf(
         n_heads=heads,
         n_kv_heads=kv_heads(k, "attention.head_count_kv", heads),
         head_dim=dim,
-        intermediate_size=k.int("feed_forward_length", 1),
-        rms_norm_eps=k.float("attention.layer_norm_rms_epsilon"),
+        intermediate_size=k.integer("feed_forward_length", 1),
+        rms_norm_eps=k.number("attention.layer_norm_rms_epsilon"),
         max_context=context,
         rope=rope_from_gguf(k, dim, context, interleaved=False),
         tie_word_embeddings="lm_head.weight" not in shapes,
@@ -132,3 +136,8 @@ def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[st
         else:
             out |= mlp_tensors(p + "mlp.", hidden, config.intermediate_size)
     return out
+
+
+def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:
+    """Logits float32 [sample rows, vocab] of one ragged batch."""
+    return decoder(config, batch, ops, grouped_attention)
