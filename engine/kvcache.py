@@ -39,7 +39,12 @@ class KVCache:
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens of `sequence` from position `length` on."""
-        self.pool.truncate(sequence, length)
+        copy = self.pool.truncate(sequence, length)
+        if copy is None:
+            return
+        source, target = copy[0] * PAGE, copy[1] * PAGE
+        for store in (store for stores in self._stores for store in stores.values()):
+            store[target : target + PAGE] = store[source : source + PAGE]
 
     def close(self, sequence: Sequence) -> None:
         self.pool.close(sequence)

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
+from hetero.machine.types import TierError
+
 PAGE = 64
 """Tokens per device page (DESIGN: device pages are 64 tokens)."""
 
@@ -91,16 +93,30 @@ class PagePool:
                 self._page_of[key] = sequence.pages[index]
                 self._key_of[sequence.pages[index]] = key
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget the tokens from `length` on; a page cut in the middle gets no new owner and loses its key."""
-        del sequence.tokens[length:]
-        del sequence.keys[length // PAGE :]
+    def truncate(self, sequence: Sequence, length: int) -> tuple[int, int] | None:
+        """Forget the tokens from `length` on. A page cut in the middle loses its key, for it will be written again.
+
+        Returns (from, to) when the cut page was shared: its content must be copied to the page that replaces it.
+        Raises TierError when there is no page left for that.
+        """
         keep = -(-length // PAGE)
         for page in sequence.pages[keep:]:
             self._release(page)
         del sequence.pages[keep:]
-        if length % PAGE and self._users[sequence.pages[-1]] == 1:
-            self._forget(sequence.pages[-1])
+        del sequence.tokens[length:]
+        del sequence.keys[length // PAGE :]
+        if length % PAGE == 0:
+            return None
+        cut = sequence.pages[-1]
+        if self._users[cut] == 1:
+            self._forget(cut)
+            return None
+        if not self.available:
+            raise TierError("the KV cache is full", "raise --context")
+        sequence.pages[-1] = self._take(None)
+        sequence.contiguous = False
+        self._users[cut] -= 1
+        return cut, sequence.pages[-1]
 
     def close(self, sequence: Sequence) -> None:
         """Give all pages back; full ones keep their content until the space is needed."""
