@@ -61,7 +61,7 @@ def _sequence(name: str, value: object) -> list[object] | tuple[object, ...]:
     return value
 
 
-def _checked(name: str, value: object, kind: type) -> Any:
+def _checked(name: str, value: Any, kind: type) -> Any:
     # bool is a subclass of int, and `true` CPUs would pass for one.
     if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
         raise UsageError(f"machine file: {name!r} must be {kind.__name__}, found {value!r}")

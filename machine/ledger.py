@@ -1,0 +1,107 @@
+"""The bytes that each part of a model needs, counted from headers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetero.machine.types import LedgerLine, ModelError, ModelIndex, Placement, TensorInfo
+from hetero.native import expert_bytes, packed_bytes
+
+KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+PAGE_TOKENS = 64
+"""Tokens of one page of the KV cache; caches are whole pages."""
+TORCH_BYTES = 350 << 20
+"""What the interpreter and torch's libraries take before any model is loaded."""
+CUDA_CONTEXT_BYTES = 500 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What besides the model decides the bytes: placement, context and types."""
+
+    placement: Placement
+    context: int
+    kv_dtype: str
+    prefill_chunk: int
+
+
+def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = None) -> tuple[LedgerLine, ...]:
+    """One line per part and device. `expert_format` counts the experts as if converted to it."""
+    dense = shape.placement.dense
+    lines = [
+        LedgerLine(shape.placement.experts, "experts", experts_bytes(index, expert_format), "file"),
+        LedgerLine(dense, "dense", dense_bytes(index, on_gpu=dense != "cpu"), "file"),
+        LedgerLine(dense, "small", small_bytes(index), "file"),
+        LedgerLine(dense, "kv cache", kv_bytes(index, shape.context, shape.kv_dtype), "file"),
+        LedgerLine(dense, "activations", activation_bytes(index, shape.prefill_chunk), "assumed"),
+        LedgerLine("cpu", "framework", TORCH_BYTES, "assumed"),
+    ]
+    if dense != "cpu":
+        lines.append(LedgerLine(dense, "cuda context", CUDA_CONTEXT_BYTES, "assumed"))
+    return tuple(lines)
+
+
+def experts_bytes(index: ModelIndex, format: str | None = None) -> int:
+    """Packed bytes of all routed experts, each padded to its extent; all of them, not only the active ones."""
+    by_name = {info.name: info for info in _of_role(index, "expert")}
+    total = 0
+    for name, gate in by_name.items():
+        if not name.endswith(".gate.weight"):
+            continue
+        base = name.removesuffix("gate.weight")
+        try:
+            up, down = by_name[base + "up.weight"], by_name[base + "down.weight"]
+        except KeyError as error:
+            raise ModelError(f"{index.name}: {name} has no companion {error}") from None
+        n_experts, inter, hidden = gate.shape
+        formats = (format or gate.format, format or up.format, format or down.format)
+        total += n_experts * expert_bytes(*formats, hidden, inter)
+    return total
+
+
+def dense_bytes(index: ModelIndex, on_gpu: bool = False) -> int:
+    """Dense matrices: packed in their source's format on the CPU, unpacked to bf16 (f32 stays) on a GPU.
+
+    A tied head has no tensor of its own, so the embedding is counted once.
+    """
+    total = 0
+    for info in _of_role(index, "dense"):
+        rows, k = math.prod(info.shape[:-1]), info.shape[-1]
+        total += rows * k * (4 if info.format == "F32" else 2) if on_gpu else packed_bytes(info.format, rows, k)
+    return total
+
+
+def small_bytes(index: ModelIndex) -> int:
+    """Norms, biases and routers, held as float32."""
+    return sum(4 * math.prod(info.shape) for info in _of_role(index, "small"))
+
+
+def kv_bytes(index: ModelIndex, context: int, kv_dtype: str) -> int:
+    """The KV cache of one request of `context` tokens, in whole pages."""
+    pages = -(-context // PAGE_TOKENS)
+    return pages * PAGE_TOKENS * index.kv_elements_per_token * KV_BYTES[kv_dtype]
+
+
+def activation_bytes(index: ModelIndex, chunk: int) -> int:
+    """Float32 working memory of one prefill chunk of `chunk` tokens.
+
+    Residual, its norm, attention's and the MLP's outputs (4 hidden vectors a token); the widest layer's
+    projections three times (q, k, v or gate, up and their product); for experts, each route's gated vector in
+    float32 with its int8 copy (5 bytes) and output; one row of logits.
+    """
+    hidden = index.hidden_size
+    widest = max((info.shape[0] for info in _of_role(index, "dense") if info.shape[0] != index.vocab_size), default=0)
+    inter = max((info.shape[1] for info in _of_role(index, "expert") if "gate" in info.name), default=0)
+    per_token = 4 * (4 * hidden + 3 * widest) + index.top_k * (5 * inter + 4 * hidden)
+    return chunk * per_token + 4 * index.vocab_size
+
+
+def all_f32(index: ModelIndex) -> bool:
+    """Whether every matrix is float32, so that the run can be exact."""
+    return all(info.format == "F32" for info in index.tensors if info.role != "small")
+
+
+def _of_role(index: ModelIndex, role: str) -> Iterable[TensorInfo]:
+    return (info for info in index.tensors if info.role == role)

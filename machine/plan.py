@@ -1,0 +1,196 @@
+"""Where each part of a model goes, what it needs, and whether it fits: arithmetic on headers and facts, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hetero.machine.ledger import KV_BYTES, PAGE_TOKENS, Shape, all_f32, experts_bytes, make_ledger
+from hetero.machine.types import (
+    HardwareError,
+    LedgerLine,
+    Machine,
+    ModelIndex,
+    Placement,
+    Plan,
+    PlanRequest,
+    UsageError,
+)
+from hetero.machine.units import size_text
+
+DEFAULT_CONTEXT = 8192
+SMALLEST_CONTEXT = 512
+"""Below this a chat is no use; a context that hetero chooses itself is never smaller."""
+PREFILL_CHUNK = 512
+_SMALLER = (("Q8_0", "q8"), ("Q4_0", "q4"))
+"""Formats that `convert --experts` can make, largest first."""
+
+
+def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
+    """The one estimator: placement, CPUs, context and a ledger of bytes per device.
+
+    Raises UsageError for a request that no machine could meet, HardwareError (exit 3) if there are no kernels, no
+    such device, or, without `request.force`, not enough memory.
+    """
+    if machine.isa_tier is None:
+        raise HardwareError(machine.isa_reason or "no native kernels for this CPU", "hetero probe shows every tier")
+    cpus, notes = _threads(machine, request.threads)
+    kv_dtype = _kv_dtype(index, request.kv_dtype)
+    context, context_notes = _wanted_context(index, request)
+    notes += context_notes
+    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK)
+    shape, device_notes = _place(index, machine, request, shape)
+    notes += device_notes
+    room = _room(machine, shape.placement)
+    if request.context is None:
+        shape = _shrink(index, shape, room)
+        if shape.context < context:
+            notes += [f"context {shape.context} instead of {context}: more does not fit in {machine.memory_reason}"]
+    ledger = make_ledger(index, shape)
+    short = _shortfalls(ledger, room)
+    if short and not request.force:
+        raise _refusal(index, machine, shape, ledger, short)
+    if short:
+        notes += [_short_text(machine, ledger, short, room) + " (forced)"]
+    return Plan(
+        placement=shape.placement,
+        isa_tier=machine.isa_tier,
+        cpus=cpus,
+        context=shape.context,
+        kv_dtype=kv_dtype,
+        prefill_chunk=shape.prefill_chunk,
+        ledger=ledger,
+        memory_bytes=machine.memory_bytes,
+        fits=not short,
+        notes=tuple(notes),
+    )
+
+
+def _threads(machine: Machine, wanted: int | None) -> tuple[tuple[int, ...], list[str]]:
+    """The CPUs to pin workers to, and notes."""
+    usable = len(machine.cpus)
+    if wanted is None:
+        return machine.cpus, []
+    if wanted < 1:
+        raise UsageError(f"threads must be at least 1, found {wanted}")
+    most = usable + len(machine.spare_cpus)
+    if wanted > most:
+        raise UsageError(
+            f"{wanted} threads asked, but this process may run on {most} of {machine.visible_cpus} CPUs",
+            f"--threads {usable}: {machine.cpu_reason}",
+        )
+    cpus = (*machine.cpus, *machine.spare_cpus)[:wanted]
+    if wanted <= usable:
+        return cpus, []
+    return cpus, [f"{wanted} threads, but {machine.cpu_reason}: the slowest thread sets the pace of all"]
+
+
+def _kv_dtype(index: ModelIndex, wanted: str) -> str:
+    if wanted == "auto":
+        return "f32" if all_f32(index) else "bf16"
+    if wanted not in KV_BYTES:
+        raise UsageError(f"unknown KV type {wanted!r}", f"one of auto, {', '.join(KV_BYTES)}")
+    return wanted
+
+
+def _wanted_context(index: ModelIndex, request: PlanRequest) -> tuple[int, list[str]]:
+    if request.context is None:
+        return min(index.max_context, DEFAULT_CONTEXT), []
+    if request.context < 1:
+        raise UsageError(f"context must be at least 1 token, found {request.context}")
+    if request.context > index.max_context:
+        text = f"context {request.context} is more than the {index.max_context} tokens that {index.name} was made for"
+        if not request.force:
+            raise UsageError(text, f"--context {index.max_context}, or --force")
+        return request.context, [text]
+    return request.context, []
+
+
+def _place(index: ModelIndex, machine: Machine, request: PlanRequest, shape: Shape) -> tuple[Shape, list[str]]:
+    """The shape with the owner of the dense parts decided; experts stay in CPU memory."""
+    if request.device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"unknown device {request.device!r}", "one of auto, cpu, cuda")
+    if request.device == "cuda" and not machine.gpus:
+        raise HardwareError(
+            f"--device cuda, but {machine.gpu_reason or 'no usable GPU was found'}",
+            "--device cpu, or hetero probe for what was looked at",
+        )
+    if request.device == "cpu" or not machine.gpus:
+        return shape, []
+    on_gpu = replace(shape, placement=Placement(dense="cuda"))
+    if request.device == "cuda":
+        return on_gpu, []
+    smallest = replace(on_gpu, context=min(shape.context, request.context or SMALLEST_CONTEXT))
+    room = _room(machine, on_gpu.placement)
+    if "cuda" in _shortfalls(make_ledger(index, smallest), room):
+        return shape, [f"everything on the CPU: the dense parts do not fit in {size_text(room['cuda'])} of GPU memory"]
+    return on_gpu, []
+
+
+def _room(machine: Machine, placement: Placement) -> dict[str, int]:
+    """Bytes free per device, for the devices whose memory is known."""
+    room = {"cpu": machine.memory_bytes}
+    if placement.dense != "cpu" and machine.gpu_memory_bytes:
+        room[placement.dense] = machine.gpu_memory_bytes[0]
+    return room
+
+
+def _shortfalls(ledger: tuple[LedgerLine, ...], room: Mapping[str, int]) -> dict[str, int]:
+    """Bytes missing per device; empty if all fits."""
+    missing = {device: _needed(ledger, device) - free for device, free in room.items()}
+    return {device: short for device, short in missing.items() if short > 0}
+
+
+def _needed(ledger: tuple[LedgerLine, ...], device: str) -> int:
+    return sum(line.bytes for line in ledger if line.device == device)
+
+
+def _shrink(index: ModelIndex, shape: Shape, room: Mapping[str, int], floor: int = SMALLEST_CONTEXT) -> Shape:
+    """The shape with the largest context, in whole pages and not below `floor`, that fits; unchanged if none does."""
+    if not _shortfalls(make_ledger(index, shape), room):
+        return shape
+    low, high = -(-floor // PAGE_TOKENS), (shape.context - 1) // PAGE_TOKENS
+    best = shape
+    while low <= high:
+        middle = (low + high) // 2
+        candidate = replace(shape, context=middle * PAGE_TOKENS)
+        if _shortfalls(make_ledger(index, candidate), room):
+            high = middle - 1
+        else:
+            best, low = candidate, middle + 1
+    return best
+
+
+def _refusal(
+    index: ModelIndex, machine: Machine, shape: Shape, ledger: tuple[LedgerLine, ...], short: Mapping[str, int]
+) -> HardwareError:
+    room = _room(machine, shape.placement)
+    hint = _remedy(index, shape, room, short)
+    return HardwareError(f"{index.name} does not fit: {_short_text(machine, ledger, short, room)}", hint)
+
+
+def _short_text(
+    machine: Machine, ledger: tuple[LedgerLine, ...], short: Mapping[str, int], room: Mapping[str, int]
+) -> str:
+    device = next(iter(short))
+    needed = size_text(_needed(ledger, device))
+    if device == "cpu":
+        return f"needs {needed} of memory, {machine.memory_reason or size_text(room[device]) + ' usable'}"
+    return f"needs {needed} of {device} memory, {size_text(room[device])} free"
+
+
+def _remedy(index: ModelIndex, shape: Shape, room: Mapping[str, int], short: Mapping[str, int]) -> str:
+    """The smallest change that makes it fit: less context, then smaller experts, then more memory; or --force."""
+    shorter = _shrink(index, shape, room, floor=PAGE_TOKENS)
+    if shorter.context < shape.context:
+        return f"--context {shorter.context} fits"
+    now = experts_bytes(index)
+    smallest = replace(shape, context=min(shape.context, SMALLEST_CONTEXT))
+    for candidate, context in ((shape, ""), (smallest, f" and --context {smallest.context}")):
+        for format, name in _SMALLER:
+            if now > experts_bytes(index, format) and not _shortfalls(make_ledger(index, candidate, format), room):
+                return f"a {format} version fits (hetero convert MODEL --experts {name}){context}"
+    device, missing = next(iter(short.items()))
+    if device != "cpu":
+        return f"--device cpu, or free {size_text(missing)} on the GPU"
+    return f"free {size_text(missing)} of memory or choose a smaller model or quantisation; --force loads it anyway"
