@@ -1,0 +1,196 @@
+"""`hetero chat`: a conversation in the terminal, or one answer for a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetero.cli import options, output, session
+from hetero.machine.types import PlanRequest, UsageError
+
+if TYPE_CHECKING:
+    from hetero.cli.answer import Answer, Kind
+    from hetero.cli.conversation import Conversation
+    from hetero.engine import Engine, Sampling
+    from hetero.models.text import TextModel
+
+
+def chat(
+    model: options.ModelArgument = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and stop; standard input is added to it."),
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="The system message.")] = None,
+    temp: Annotated[
+        float | None,
+        typer.Option("--temp", metavar="X", min=0.0, max=100.0, help="Temperature; 0 takes the likeliest token."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", metavar="N", min=0, help="Sample among the k likeliest; 0 is off.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", metavar="X", min=0.0, max=1.0, help="Sample within this probability.")
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option("--min-p", metavar="X", min=0.0, max=1.0, help="Drop tokens below this share of the likeliest."),
+    ] = None,
+    repeat_penalty: Annotated[
+        float | None,
+        typer.Option("--repeat-penalty", metavar="X", min=0.01, max=100.0, help="Above 1 discourages repeats."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Makes sampling reproducible.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-n", metavar="N", min=1, help="Length of an answer.")
+    ] = None,
+    context: options.Context = None,
+    threads: options.Threads = None,
+    device: options.Device = "auto",
+    kv_dtype: options.KvDtype = "auto",
+    no_template: Annotated[
+        bool, typer.Option("--no-template", help="Continue the prompt as plain text, without the chat template.")
+    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Write nothing to disk, history included.")] = False,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    log_file: options.LogFile = None,
+) -> None:
+    """Talk to a model."""
+    question = None if dry_run else _question(prompt, json)
+    request = PlanRequest(device, threads, context, kv_dtype, force or dry_run)
+    prepared = session.prepare(model, request)
+    if dry_run:
+        return session.show_plan(prepared, json)
+    if prepared.is_demo:
+        session.note_demo()
+    output.note(prepared.summary()) if question is None else output.log.info("%s", prepared.summary())
+    given = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repeat_penalty}
+    given |= {"seed": seed, "max_tokens": max_tokens}
+    with contextlib.closing(prepared.load()) as engine:
+        sampling = _sampling(engine.text, given)
+        conversation = _conversation(engine.text, system, not no_template)
+        if question is None:
+            from hetero.cli.repl import Repl
+
+            Repl(engine, conversation, sampling, private).run()
+        else:
+            conversation.ask(question)
+            _answer_once(engine, conversation, sampling, prepared, json)
+
+
+def _question(prompt: str | None, json: bool) -> str | None:
+    """The prompt from `-p` and standard input, or None for a conversation in the terminal; raises UsageError."""
+    parts = [] if prompt is None else [prompt]
+    if not sys.stdin.isatty():
+        parts.append(_read_stdin())
+    elif prompt is None:
+        if json or not sys.stdout.isatty():
+            raise UsageError("nothing to answer", "give the prompt with -p, or pipe it in")
+        return None
+    question = "\n".join(part.rstrip("\n") for part in parts if part.strip())
+    if not question:
+        raise UsageError("the prompt is empty", "give the prompt with -p, or pipe it in")
+    try:
+        question.encode("utf-8")
+    except UnicodeEncodeError as problem:
+        raise UsageError("the prompt is not UTF-8 text", "check the terminal's encoding") from problem
+    return question
+
+
+def _read_stdin() -> str:
+    data = sys.stdin.buffer.read()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        found = f"byte 0x{data[problem.start]:02x} at {problem.start}"
+        raise UsageError(
+            f"standard input is not UTF-8 text: {found}", "pipe text in, or convert it with iconv"
+        ) from problem
+
+
+def _sampling(text: TextModel, given: dict[str, Any]) -> Sampling:
+    """What the user asks for, then what the model's generation config says, then greedy."""
+    from hetero.engine import Sampling
+
+    known = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+    chosen = {name: value for name, value in text.generation.items() if name in known and value is not None}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    return Sampling(**chosen)
+
+
+def _conversation(text: TextModel, system: str | None, use_template: bool) -> Conversation:
+    from hetero.cli.conversation import Conversation
+
+    if use_template and text.template is None:
+        output.note("this model has no chat template: it continues each message as plain text")
+    return Conversation(text, system, use_template)
+
+
+class _Pipe:
+    """Shows only the answer: on stdout as it comes, or not at all for JSON. Reasoning is dim on a terminal."""
+
+    def __init__(self, silent: bool) -> None:
+        self._silent = silent
+        self._last = ""
+        self._status = output.StatusLine()
+        self._kind: Kind = "answer"
+
+    def reading(self, done: int, total: int) -> None:
+        self._status.show(f"reading {done:,} of {total:,} tokens")
+
+    def text(self, kind: Kind, piece: str) -> None:
+        self._status.clear()
+        if self._silent or (kind == "thinking" and not output.is_styled(sys.stdout)):
+            return
+        if kind == "answer" and self._kind == "thinking":
+            output.write("\n\n")
+        self._kind, self._last = kind, piece
+        shown = output.for_terminal(piece)
+        output.write_thinking(shown) if kind == "thinking" else output.write(shown)
+
+    def finish(self) -> None:
+        self._status.clear()
+        if not self._silent and not self._last.endswith("\n"):
+            output.write("\n")
+
+
+def _answer_once(
+    engine: Engine, conversation: Conversation, sampling: Sampling, prepared: session.Prepared, json: bool
+) -> None:
+    from hetero.cli.answer import check_room, generate
+
+    prompt, ids = conversation.prompt()
+    check_room(len(ids), engine.plan.context, "a larger --context makes room")
+    sink = _Pipe(silent=json)
+    answer = generate(engine, prompt, ids, sampling, sink, lambda: False)
+    sink.finish()
+    if json:
+        output.json_result("hetero.chat", _body(answer, prepared))
+    elif not answer.answer and answer.thinking:
+        output.note(f"the model was still thinking when it stopped after {len(answer.ids):,} tokens")
+
+
+def _body(answer: Answer, prepared: session.Prepared) -> dict[str, Any]:
+    plan = prepared.plan
+    return {
+        "model": prepared.index.name,
+        "answer": answer.answer,
+        "thinking": answer.thinking,
+        "finish_reason": answer.reason,
+        "usage": {
+            "prompt_tokens": answer.prompt_tokens,
+            "cached_tokens": answer.cached_tokens,
+            "completion_tokens": len(answer.ids),
+        },
+        "prefill_tps": answer.prefill_tps,
+        "decode_tps": answer.decode_tps,
+        "isa_tier": plan.isa_tier,
+        "device": plan.placement.dense,
+        "threads": plan.threads,
+    }

@@ -1,0 +1,135 @@
+"""`hetero convert`: a checkpoint laid out for this engine, so that later starts are instant."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hetero.cli import options, output
+from hetero.machine.types import UsageError
+from hetero.machine.units import size_text
+
+if TYPE_CHECKING:
+    from hetero.models.convert import ConvertReport
+
+Experts = Literal["keep", "q4", "q8", "bf16"]
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file or a safetensors directory.")],
+    destination: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DST", help="The store to write, by default NAME.hetero beside SRC.", show_default=False
+        ),
+    ] = None,
+    experts: Annotated[
+        Experts, typer.Option("--experts", help="Format of the experts; keep rearranges them without loss.")
+    ] = "keep",
+    verify: Annotated[bool, typer.Option("--verify", help="Check a store (SRC), or the one just written.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another store, and go on though space seems short.")
+    ] = False,
+    dry_run: options.DryRun = False,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    log_file: options.LogFile = None,
+) -> None:
+    """Convert a checkpoint into a store, which loads at once."""
+    from hetero.models.store import is_store
+
+    src = _path(source, "SRC")
+    dst = None if destination is None else _path(destination, "DST")
+    if is_store(src) and verify:
+        if dst is not None:
+            raise UsageError("--verify of a store takes no DST", f"hetero convert {shlex.quote(source)} --verify")
+        _verify(src, json)
+    elif dry_run:
+        _dry_run(src, dst, experts, json)
+    else:
+        _convert(src, dst, experts, verify, force, json)
+
+
+def _path(text: str, what: str) -> Path:
+    if not text.strip():
+        raise UsageError(f"{what} is empty", "`hetero convert --help` shows what it takes")
+    return Path(text)
+
+
+def _convert(src: Path, dst: Path | None, experts: Experts, check: bool, force: bool, as_json: bool) -> None:
+    from hetero.models.convert import convert as run
+    from hetero.models.convert import verify
+    from hetero.native import Kernels, choose_tier
+
+    kernels = Kernels(choose_tier(None))
+    with output.progress("converting") as progress:
+        report = run(src, dst, experts=experts, kernels=kernels, progress=progress, force=force)
+    if check:
+        with output.progress("verifying") as progress:
+            verify(report.path, progress)
+    if as_json:
+        output.json_result("hetero.convert", _body(report, check))
+    else:
+        _show(report, check)
+
+
+def _body(report: ConvertReport, verified: bool) -> dict[str, object]:
+    body = dataclasses.asdict(report)
+    errors = [{"layer": layer, "relative_rms": error} for layer, error in sorted(report.errors.items())]
+    return body | {"path": str(report.path), "errors": errors, "verified": verified}
+
+
+def _show(report: ConvertReport, verified: bool) -> None:
+    if report.errors:
+        rows = [(str(layer), f"{error:.3%}") for layer, error in sorted(report.errors.items())]
+        output.table(rows, headers=("layer", f"error of {report.experts} experts (relative RMS)"), right=(0, 1))
+    if report.resumed_files:
+        output.note(f"{report.resumed_files} files were there from an interrupted run")
+    state = "already converted" if report.already_converted else "converted"
+    sizes = f"{size_text(report.source_bytes)} of weights to {size_text(report.store_bytes)}"
+    output.success(
+        f"{state}{' and verified' if verified else ''}, {sizes}; hetero chat {shlex.quote(str(report.path))}"
+    )
+    output.result(str(report.path))
+
+
+def _verify(store: Path, as_json: bool) -> None:
+    from hetero.models.convert import verify
+
+    with output.progress("verifying") as progress:
+        verify(store, progress)
+    if as_json:
+        output.json_result("hetero.convert", {"path": str(store), "verified": True})
+    else:
+        output.success("every byte is as it was written")
+        output.result(str(store))
+
+
+def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> None:
+    """What a conversion would write, from headers alone."""
+    from hetero.models.checkpoint import open_checkpoint
+    from hetero.models.destination import default_destination
+    from hetero.models.layout import make_layout
+
+    with contextlib.closing(open_checkpoint(src)) as checkpoint:
+        index = checkpoint.index
+    path = default_destination(src) if dst is None else dst
+    layout = make_layout(index, experts)
+    sizes = {
+        "source_bytes": sum(tensor.n_bytes for tensor in index.tensors),
+        "dense_bytes": layout.dense_bytes,
+        "expert_bytes": layout.expert_bytes,
+        "free_bytes": shutil.disk_usage(path.absolute().parent).free,
+    }
+    if as_json:
+        output.json_result("hetero.convert", {"path": str(path), "experts": experts, "dry_run": True, **sizes})
+        return
+    rows = [("model", f"{index.name} ({index.architecture})"), ("store", str(path)), ("experts", experts)]
+    labels = ("source", "dense part", "experts", "free on disk")
+    output.table([*rows, *zip(labels, map(size_text, sizes.values()), strict=True)])

@@ -1,0 +1,264 @@
+"""The one file that prints. stdout carries results; stderr carries progress, notes, warnings and errors.
+
+Colour and cursor movement appear only on a terminal that wants them: not when piped, not under NO_COLOR,
+not with TERM=dumb. Streams are looked up at each call, because tests and callers replace them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from hetero.cli import wording
+from hetero.cli.xdg import private_file
+from hetero.machine.types import UsageError
+from hetero.machine.units import size_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ProgressCallback = Callable[[int, int, str], None]
+Style = Literal["dim", "bold", "red", "green", "yellow", "cyan"]
+
+_CODES: dict[Style, str] = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_PIPED_WIDTH = 200
+_PLAIN_LINE_SECONDS = 10.0
+
+log = logging.getLogger("hetero")
+
+
+def is_dumb() -> bool:
+    """Whether the terminal cannot move its cursor."""
+    return os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+
+
+def is_styled(stream: TextIO) -> bool:
+    """Whether escape codes may be written to `stream`."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and not is_dumb()
+
+
+def width(stream: TextIO) -> int:
+    """Columns to fill; wide when the reader is not a terminal."""
+    return shutil.get_terminal_size().columns if stream.isatty() else _PIPED_WIDTH
+
+
+def paint(text: str, style: Style, stream: TextIO) -> str:
+    """`text` in a style where the stream wants it."""
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if text and is_styled(stream) else text
+
+
+def write(text: str) -> None:
+    """Part of a result, on stdout at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def for_terminal(text: str) -> str:
+    """`text` without control characters where a terminal would obey them; as it is where a program reads it."""
+    return wording.clean(text) if sys.stdout.isatty() else text
+
+
+def write_thinking(text: str) -> None:
+    """Part of a model's reasoning, dim on stdout; only called for terminals."""
+    write(paint(text, "dim", sys.stdout))
+
+
+def result(text: str) -> None:
+    """A line of a result on stdout."""
+    write(wording.clean(text) + "\n")
+
+
+def json_object(body: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    write(json.dumps(body, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def json_result(schema: str, body: dict[str, Any]) -> None:
+    """One JSON object on stdout that says what it is by its schema and version."""
+    json_object({"schema": schema, "version": 1, **body})
+
+
+def note(text: str) -> None:
+    """A dim line on stderr."""
+    _stderr(paint(_fold(wording.clean(text)), "dim", sys.stderr))
+
+
+def warning(text: str) -> None:
+    """A warning line on stderr."""
+    _labelled("warning:", "yellow", wording.one_line(text))
+
+
+def error(message: str, hint: str = "") -> None:
+    """A failure in one line on stderr, and what to try next in another."""
+    _labelled("error:", "red", wording.one_line(message))
+    if hint:
+        _labelled("hint:", "cyan", wording.one_line(hint))
+
+
+def success(text: str) -> None:
+    """A finished piece of work on stderr."""
+    _labelled("done:", "green", wording.clean(text))
+
+
+class StatusLine:
+    """A line on stderr that each new text replaces, and that leaves nothing behind; only on terminals."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if is_styled(sys.stderr):
+            self._shown = True
+            sys.stderr.write(f"\r\x1b[K{paint(text[: width(sys.stderr) - 1], 'dim', sys.stderr)}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away, if there is one: the cursor's line may hold something else by now."""
+        if self._shown:
+            self._shown = False
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def table(rows: Sequence[Sequence[str]], *, headers: Sequence[str] = (), right: Sequence[int] = ()) -> None:
+    """Aligned columns on stdout; long cells fold on narrow terminals, `right` lists columns of numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, show_header=bool(headers), pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in range(max(len(row) for row in rows)):
+        title = headers[column] if headers else ""
+        grid.add_column(title, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(wording.clean(cell)) for cell in row))
+    console = _console(sys.stdout)
+    with console.capture() as captured:
+        console.print(grid)
+    write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+
+
+@contextlib.contextmanager
+def progress(label: str) -> Iterator[ProgressCallback]:
+    """A callback `(done bytes, total bytes, what)` that draws a bar with rate and time left.
+
+    Without a terminal it logs a line every ten seconds, which `-v` shows.
+    """
+    if not is_styled(sys.stderr):
+        yield _plain_progress(label)
+        return
+    from rich import progress as bars
+
+    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=None)]
+    columns += [bars.TaskProgressColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn(compact=True)]
+    with bars.Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+
+        def advance(done: int, total: int, what: str) -> None:
+            room = max(width(sys.stderr) - 40, len(label))
+            text = wording.one_line(f"{label} {what}")[:room]
+            bar.update(task, completed=done, total=total, description=text.replace("[", r"\["))
+
+        yield advance
+
+
+def start_logging() -> None:
+    """Send warnings to stderr; `be_verbose` and `log_to` add to that. Forgets an earlier command's settings."""
+    logging.captureWarnings(True)
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if isinstance(handler, (_StderrHandler, logging.FileHandler)):
+            root.removeHandler(handler)
+            handler.close()
+    root.addHandler(_StderrHandler(logging.WARNING))
+    log.setLevel(logging.DEBUG)
+
+
+def be_verbose() -> None:
+    """Show every log record on stderr."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, _StderrHandler):
+            handler.setLevel(logging.DEBUG)
+
+
+def log_to(path: Path) -> None:
+    """Append every log record to `path` (mode 0600); raises UsageError."""
+    try:
+        handler = logging.FileHandler(private_file(path), encoding="utf-8")
+    except OSError as problem:
+        raise UsageError(f"--log-file {path}: {problem.strerror}", "name a file in a folder you can write") from problem
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+def is_verbose() -> bool:
+    """Whether `-v` was given."""
+    return any(isinstance(h, _StderrHandler) and h.level <= logging.DEBUG for h in logging.getLogger().handlers)
+
+
+def silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter does not complain about a closed pipe when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _StderrHandler(logging.Handler):
+    """Log records as lines of the same look as the other messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Python's own warnings come from libraries and name their source lines: they are for `-v`.
+        if record.name == "py.warnings" and self.level > logging.DEBUG:
+            return
+        if record.levelno >= logging.WARNING:
+            warning(record.getMessage())
+        else:
+            _stderr(paint(f"{record.name}: {wording.clean(record.getMessage())}", "dim", sys.stderr))
+
+
+def _plain_progress(label: str) -> ProgressCallback:
+    last = time.monotonic()
+
+    def advance(done: int, total: int, what: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PLAIN_LINE_SECONDS:
+            last = time.monotonic()
+            log.info("%s %s: %s of %s", label, what, size_text(done), size_text(total))
+
+    return advance
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    # rich keeps bold and dim under NO_COLOR; a colour system of None drops every escape code.
+    plain = not is_styled(stream)
+    return Console(file=stream, width=width(stream), color_system=None if plain else "auto", highlight=False)
+
+
+def _labelled(label: str, style: Style, text: str) -> None:
+    _stderr(_fold(f"{label} {text}").replace(label, paint(label, style, sys.stderr), 1))
+
+
+def _fold(text: str) -> str:
+    """Break lines between words at the edge of a terminal; a piped line stays one line."""
+    if not sys.stderr.isatty():
+        return text
+    room = width(sys.stderr)
+    fill = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False, replace_whitespace=False).fill
+    return "\n".join(fill(line) for line in text.splitlines())
+
+
+def _stderr(text: str) -> None:
+    # A closed stderr must not end the work.
+    with contextlib.suppress(BrokenPipeError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

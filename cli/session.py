@@ -1,0 +1,84 @@
+"""From MODEL on the command line to a loaded engine: what `chat` and `bench` share."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from hetero.cli import output, plan_view, wording
+from hetero.machine.types import Machine, ModelIndex, Plan, PlanRequest, UsageError
+from hetero.machine.units import size_text
+
+if TYPE_CHECKING:
+    from hetero.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model whose files are valid and whose plan is made; no weight has been read yet."""
+
+    path: Path
+    index: ModelIndex
+    machine: Machine
+    plan: Plan
+    is_demo: bool
+
+    def load(self) -> Engine:
+        """Read the weights, with a progress bar on stderr."""
+        from hetero.engine import Engine
+
+        with output.progress("loading") as progress:
+            return Engine.load(self.path, plan=self.plan, progress=progress)
+
+    def summary(self) -> str:
+        """Name, bytes, tier, threads and context in one line."""
+        plan = self.plan
+        weights = sum(tensor.n_bytes for tensor in self.index.tensors)
+        parts = [self.index.name, size_text(weights), plan.isa_tier, wording.plural(plan.threads, "thread")]
+        if plan.placement.dense != "cpu":
+            parts.append(plan.placement.dense)
+        return " · ".join([*parts, f"context {plan.context:,}"])
+
+
+def prepare(model: str | None, request: PlanRequest) -> Prepared:
+    """Check the kernels, then the files, then whether it fits, in that order and before torch is imported.
+
+    Raises HardwareError, ModelError or UsageError.
+    """
+    from hetero.machine import plan as make_plan
+    from hetero.machine import probe
+    from hetero.models.load import open_model
+    from hetero.native import choose_tier
+
+    choose_tier(None)
+    path = _path(model)
+    with contextlib.closing(open_model(path)) as source:
+        index = source.index
+    machine = probe(device=request.device)
+    return Prepared(path, index, machine, make_plan(index, machine, request), model is None)
+
+
+def show_plan(prepared: Prepared, as_json: bool) -> None:
+    """The end of `--dry-run`: the plan, and exit code 3 when it does not fit."""
+    plan_view.show(prepared.index, prepared.machine, prepared.plan, as_json)
+    if not prepared.plan.fits:
+        raise typer.Exit(3)
+
+
+def note_demo() -> None:
+    """Say that the bundled demo model is used, and how to use another."""
+    output.note("no MODEL given: using the bundled demo model, which knows only its own little world")
+
+
+def _path(model: str | None) -> Path:
+    if model is None:
+        from hetero.models import demo
+
+        return Path(demo.path())
+    if not model.strip():
+        raise UsageError("MODEL is empty", "give a store, a GGUF file or a safetensors directory")
+    return Path(model)
