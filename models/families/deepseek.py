@@ -81,8 +81,9 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
 
 
 def _is_v3(raw: Mapping[str, Any]) -> bool:
-    architectures = raw.get("architectures") or [raw.get("model_type")]
-    return architectures[0] in ("DeepseekV3ForCausalLM", "deepseek_v3", "kimi_k2")
+    architectures = raw.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else raw.get("model_type")
+    return name in ("DeepseekV3ForCausalLM", "deepseek_v3", "kimi_k2")
 
 
 def _moe_from_hf(k: Keys, v3: bool, n_layers: int) -> MoeConfig:

@@ -1,0 +1,260 @@
+"""Checkpoints as users download them: a GGUF file or its parts, or a Hugging Face directory of safetensors.
+
+Opening reads and checks headers only. Tensors have canonical names, are read by `pread` where and when they are
+needed, and experts can be read one at a time, so a model of any size costs no more memory than what is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError
+from hetero.models.assemble import Part, Tensor, assemble_gguf, assemble_hf
+from hetero.models.config import ModelConfig
+from hetero.models.families import family_for_gguf, family_for_hf
+from hetero.models.formats import plain_to_f32, row_bytes
+from hetero.models.gguf_file import MAGIC
+from hetero.models.gguf_split import read_gguf_set
+from hetero.models.safetensors_file import CONFIG, INDEX, read_hf_directory
+from hetero.models.sniff import explain, first_bytes
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+
+class Checkpoint:
+    """An opened checkpoint; see the module's text. Close it, or use it in a `with` statement."""
+
+    def __init__(
+        self,
+        path: Path,
+        kind: Literal["gguf", "safetensors"],
+        files: tuple[Path, ...],
+        tensors: Mapping[str, Tensor],
+        config: ModelConfig,
+        name: str,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        hf_config: Mapping[str, Any] | None = None,
+        directory: Path | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.path, self.kind, self.files, self.config = path, kind, files, config
+        self.metadata, self.hf_config, self.directory = metadata or {}, hf_config or {}, directory
+        self.notes = notes
+        """What was ignored or assumed, one sentence each."""
+        self._tensors = tensors
+        self._fds: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self.index = _index(name, config, tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        """The tensor's shape, format and size. KeyError where there is none of that name."""
+        return self._tensors[name].info
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def read_rows(self, name: str, expert: int | None = None, start: int = 0, stop: int | None = None) -> Bytes:
+        """Raw rows [start, stop) of a tensor as uint8 [rows, row_bytes] in ggml's row layout of its format.
+
+        `expert` picks one matrix of a stacked [E, out, in] tensor; otherwise leading dimensions are flattened.
+        Rows of q and k come in Hugging Face's order. Raises ModelError where the file has become shorter, TierError
+        where the disk fails.
+        """
+        tensor = self._tensors[name]
+        info = tensor.info
+        k = info.shape[-1]
+        rows = info.n_bytes // row_bytes(info.format, k)
+        base = 0
+        if expert is not None:
+            if len(info.shape) != 3 or not 0 <= expert < info.shape[0]:
+                raise IndexError(f"{name} of shape {info.shape} has no expert {expert}")
+            rows = info.shape[1]
+            base = expert * rows
+        stop = rows if stop is None else stop
+        if not 0 <= start <= stop <= rows:
+            raise IndexError(f"{name} has {rows} rows, so not [{start}, {stop})")
+        if not tensor.head_dim:
+            return self._stored_rows(tensor, base + start, base + stop)
+        d = tensor.head_dim
+        if len(info.shape) == 1:  # a bias: its values are what is permuted
+            return self._stored_rows(tensor, 0, 1).reshape(k, -1)[_unpermuted(0, k, d)].reshape(1, -1)[start:stop]
+        # Whole heads are read, as a head's rows are interleaved.
+        first, last = start // d * d, -(-stop // d) * d
+        stored = self._stored_rows(tensor, first, last)
+        return stored[_unpermuted(start, stop, d) - first]
+
+    def _stored_rows(self, tensor: Tensor, start: int, stop: int) -> Bytes:
+        size = row_bytes(tensor.info.format, tensor.info.shape[-1])
+        out = np.empty((stop - start, size), dtype=np.uint8)
+        per_part = tensor.rows_per_part
+        row = start
+        while row < stop:
+            index, inside = divmod(row, per_part)
+            count = min(stop - row, per_part - inside)
+            part = tensor.parts[index]
+            self._pread(part, inside * size, out[row - start : row - start + count])
+            row += count
+        return out
+
+    def _pread(self, part: Part, skip: int, out: Bytes) -> None:
+        view = out.reshape(-1).data
+        offset, done = part.offset + skip, 0
+        path = self.files[part.file]
+        try:
+            fd = self._fd(part.file)
+            while done < len(view):
+                n = os.preadv(fd, [view[done:]], offset + done)
+                if n == 0:
+                    raise ModelError(
+                        f"{path}: became shorter while it was read: no bytes at {offset + done}",
+                        "leave the file alone while hetero reads it; check its size against the download page",
+                    )
+                done += n
+        except OSError as e:
+            raise TierError(f"{path}: cannot be read at {offset + done}: {e.strerror or e}", "check the disk") from None
+
+    def _fd(self, file: int) -> int:
+        with self._lock:
+            fd = self._fds.get(file)
+            if fd is None:
+                fd = self._fds[file] = os.open(self.files[file], os.O_RDONLY | os.O_CLOEXEC)
+            return fd
+
+    def read_f32(self, name: str) -> Floats:
+        """A small tensor (norm, bias, router) as float32 of `info(name).shape`.
+
+        Raises ModelError for a quantised one: no known file quantises them.
+        """
+        tensor = self._tensors[name]
+        info = tensor.info
+        if info.format not in ("F32", "F16", "BF16"):
+            raise ModelError(
+                f"{self.files[tensor.parts[0].file]}: tensor {name!r} has the type {info.format}; expected F32, F16 or "
+                "BF16 for a tensor of this kind",
+                "try another upload of this model",
+            )
+        return plain_to_f32(self.read_rows(name).reshape(-1), info.format).reshape(info.shape)
+
+    def close(self) -> None:
+        """Close the files; reading again opens them again."""
+        with self._lock:
+            for fd in self._fds.values():
+                os.close(fd)
+            self._fds.clear()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _unpermuted(start: int, stop: int, d: int) -> npt.NDArray[np.int64]:
+    """Where rows [start, stop) of the Hugging Face order lie in a GGUF file whose heads hold rope pairs.
+
+    llama.cpp's converter stores head rows as [d/2, 2] where Hugging Face has [2, d/2].
+    """
+    row = np.arange(start, stop, dtype=np.int64)
+    head, inside = row // d, row % d
+    return head * d + inside % (d // 2) * 2 + inside // (d // 2)
+
+
+def _index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelIndex:
+    moe = config.moe
+    return ModelIndex(
+        name=name,
+        architecture=config.model_type,
+        tensors=tuple(t.info for t in tensors.values()),
+        n_layers=config.n_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        n_experts=moe.n_experts if moe else 0,
+        top_k=moe.top_k if moe else 0,
+        kv_elements_per_token=config.kv_elements_per_token,
+    )
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open and wholly check a GGUF file (any of its parts) or a Hugging Face directory (or a file inside one).
+
+    No weights are read. Raises ModelError for bad files, UsageError for a path that is no model, TierError where the
+    disk fails.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / CONFIG).exists():
+            ggufs = _gguf_models(path)
+            if ggufs:
+                return _open_gguf(_only(path, ggufs))
+        return _open_hf(path)
+    head = first_bytes(path)
+    if head[:4] == MAGIC or path.suffix == ".gguf":
+        return _open_gguf(path)
+    if path.name in (CONFIG, INDEX) or (head[8:9] == b"{" and path.suffix == ".safetensors"):
+        return _open_hf(path.parent)
+    raise explain(path, head, "a GGUF file or a directory of safetensors")
+
+
+def _gguf_models(path: Path) -> list[Path]:
+    """The GGUF models in a directory, each by its first part, without vision projectors."""
+    names = [p for p in sorted(path.glob("*.gguf")) if not p.name.startswith("mmproj")]
+    return [p for p in names if "-of-" not in p.name or "-00001-of-" in p.name] or names[:1]
+
+
+def _only(path: Path, models: list[Path]) -> Path:
+    if len(models) > 1:
+        raise ModelError(
+            f"{path}: holds {len(models)} models: {', '.join(repr(p.name) for p in models[:8])}",
+            f"name one of them, such as {models[0]}",
+        )
+    return models[0]
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    files, stored = read_gguf_set(path)
+    meta = files[0].metadata
+    where = str(files[0].path)
+    family = family_for_gguf(meta["general.architecture"], where)
+    paths = tuple(f.path for f in files)
+    config, tensors = assemble_gguf(family, meta, stored, paths)
+    name = meta.get("general.name")
+    shown = name if isinstance(name, str) and name.strip() else path.stem
+    return Checkpoint(path, "gguf", paths, tensors, config, shown, metadata=meta)
+
+
+def _open_hf(path: Path) -> Checkpoint:
+    found = read_hf_directory(path)
+    family = family_for_hf(found.config, str(path / CONFIG))
+    config, tensors, notes = assemble_hf(family, found)
+    return Checkpoint(
+        path,
+        "safetensors",
+        found.files,
+        tensors,
+        config,
+        _directory_name(path),
+        hf_config=found.config,
+        directory=path,
+        notes=found.notes + notes,
+    )
+
+
+def _directory_name(path: Path) -> str:
+    """The model's name; in a hub cache (`models--ORG--NAME/snapshots/REVISION`) that of the repository."""
+    path = path.absolute()
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return path.name

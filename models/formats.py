@@ -1,0 +1,129 @@
+"""Number formats of weights in files: names, block sizes, and plain types to float32. Needs numpy only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a row is stored: `block` values in `n_bytes` bytes."""
+
+    name: str
+    block: int
+    n_bytes: int
+    supported: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as it lies in a file: its raw name, row-major shape, format name, and place."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    file: int
+    offset: int
+    n_bytes: int
+
+
+_SUPPORTED = {
+    0: Format("F32", 1, 4),
+    1: Format("F16", 1, 2),
+    2: Format("Q4_0", 32, 18),
+    3: Format("Q4_1", 32, 20),
+    6: Format("Q5_0", 32, 22),
+    7: Format("Q5_1", 32, 24),
+    8: Format("Q8_0", 32, 34),
+    12: Format("Q4_K", 256, 144),
+    13: Format("Q5_K", 256, 176),
+    14: Format("Q6_K", 256, 210),
+    30: Format("BF16", 1, 2),
+}
+# Known by name and size only, so that an error can say what a file holds. ggml's own ids end at 42.
+_UNSUPPORTED = {
+    9: ("Q8_1", 32, 36),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+}
+GGML_TYPES: dict[int, Format] = _SUPPORTED | {i: Format(*f, supported=False) for i, f in _UNSUPPORTED.items()}
+GGML_NAMES_ONLY: dict[int, str] = {
+    4: "Q4_2 (removed from ggml)",
+    5: "Q4_3 (removed from ggml)",
+    31: "Q4_0_4_4 (removed from ggml)",
+    32: "Q4_0_4_8 (removed from ggml)",
+    33: "Q4_0_8_8 (removed from ggml)",
+    36: "IQ4_NL_4_4 (removed from ggml)",
+    37: "IQ4_NL_4_8 (removed from ggml)",
+    38: "IQ4_NL_8_8 (removed from ggml)",
+    41: "Q1_0",
+    42: "Q2_0",
+}
+"""Ids whose blocks cannot be sized; from 97 on they belong to ik_llama.cpp."""
+
+FORMATS: dict[str, Format] = {f.name: f for f in _SUPPORTED.values()}
+"""The formats that can be read, by ggml's name."""
+
+SAFETENSORS_BITS: dict[str, int] = {
+    **{"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
+    **{"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32},
+    **{"I64": 64, "U64": 64, "F64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
+}
+"""Bits of one value for every dtype of the safetensors format."""
+SAFETENSORS_SUPPORTED = ("F32", "F16", "BF16")
+
+
+def ggml_type_name(type_id: int) -> str:
+    """What to call a ggml type in a message, known or not."""
+    if type_id in GGML_TYPES:
+        return GGML_TYPES[type_id].name
+    if type_id in GGML_NAMES_ONLY:
+        return GGML_NAMES_ONLY[type_id]
+    return f"number {type_id}" + (" (a type of ik_llama.cpp)" if 97 <= type_id < 1000 else "")
+
+
+def row_bytes(fmt: str, k: int) -> int:
+    """Bytes of one row of `k` values; `k` must be a multiple of the format's block."""
+    f = FORMATS[fmt]
+    if k % f.block:
+        raise ValueError(f"a row of {k} values is no multiple of {fmt}'s block of {f.block}")
+    return k // f.block * f.n_bytes
+
+
+def n_elements(shape: tuple[int, ...]) -> int:
+    """The number of values, exactly (never overflows)."""
+    return math.prod(shape)
+
+
+def plain_to_f32(raw: npt.NDArray[np.uint8], fmt: str) -> npt.NDArray[np.float32]:
+    """The values of little-endian F32, F16 or BF16 bytes, 1-D. Other formats are a ValueError."""
+    if fmt == "F32":
+        return raw.view("<f4").astype(np.float32)
+    if fmt == "F16":
+        return raw.view("<f2").astype(np.float32)
+    if fmt == "BF16":
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    raise ValueError(f"{fmt} is no plain format")

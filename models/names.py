@@ -1,0 +1,73 @@
+"""Canonical tensor names: what each file format calls a tensor, and Hugging Face's name for it.
+
+Experts are one stacked tensor `mlp.experts.{gate,up,down}.weight` of shape [E, out, in], whatever the file has.
+"""
+
+from __future__ import annotations
+
+import re
+
+_GGUF_TOP = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_GGUF_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate",
+    "ffn_up_exps": "mlp.experts.up",
+    "ffn_down_exps": "mlp.experts.down",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z0-9_]+)(\.weight|\.bias)?")
+_EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
+_LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,5})\.")
+
+
+def from_gguf(name: str) -> str | None:
+    """The canonical name of a GGUF tensor, or None where no supported family has it."""
+    top = _GGUF_TOP.get(name)
+    if top is not None:
+        return top
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return None
+    layer, part, kind = match.groups()
+    if part == "exp_probs_b":  # written with and without `.bias`
+        return f"model.layers.{layer}.{_CORRECTION_BIAS}"
+    part = _GGUF_LAYER.get(part)
+    return None if part is None or kind is None else f"model.layers.{layer}.{part}{kind}"
+
+
+def hf_expert(name: str) -> tuple[str, int] | None:
+    """(canonical name of the stack, expert) for a per-expert tensor of a Hugging Face file, else None."""
+    match = _EXPERT.fullmatch(name)
+    return None if match is None else (f"{match[1]}{match[3]}.weight", int(match[2]))
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a raw or canonical name belongs to, or None."""
+    match = _LAYER.match(name)
+    return None if match is None else int(match[1])
