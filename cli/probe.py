@@ -17,7 +17,7 @@ def probe(
     verbose: options.Verbose = False,
 ) -> None:
     """Show the CPU, its kernels, memory and GPUs, and what limits them."""
-    from hetero.machine import probe as look
+    from hetero.machine.probe import probe as look
     from hetero.machine.serialize import to_json
 
     machine = look(quick=quick)

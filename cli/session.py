@@ -49,8 +49,8 @@ def prepare(model: str | None, request: PlanRequest) -> Prepared:
 
     Raises HardwareError, ModelError or UsageError.
     """
-    from hetero.machine import plan as make_plan
-    from hetero.machine import probe
+    from hetero.machine.plan import plan as make_plan
+    from hetero.machine.probe import probe
     from hetero.models.load import open_model
     from hetero.native import choose_tier
 

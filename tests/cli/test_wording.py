@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from hetero.cli import wording
+from hetero.cli.wrap import WordWrap
+
+TEXTS = st.text(alphabet=st.sampled_from("ab  \n漢é-"), max_size=200)
+
+
+@given(st.text())
+def test_clean_text_cannot_drive_a_terminal(text: str) -> None:
+    assert not any((ord(char) < 32 and char not in "\n\t") or 0x7F <= ord(char) < 0xA0 for char in wording.clean(text))
+
+
+def test_clean_text_keeps_what_is_not_a_control() -> None:
+    assert wording.clean("a\tb\r\nc\x1b[31m漢") == "a\tb\nc\ufffd[31m漢"
+
+
+def test_a_misspelt_word_finds_the_nearest_and_an_odd_one_none() -> None:
+    assert wording.nearest("/hlep", ["/help", "/clear"]) == "/help"
+    assert wording.nearest("zzzz", ["chat", "bench"]) is None
+
+
+def test_rates_without_time_or_tokens_are_unknown() -> None:
+    assert wording.per_second(0, 1.0) is None
+    assert wording.per_second(5, 0.0) is None
+    assert wording.per_second(10, 2.0) == 5.0
+
+
+def wrapped(text: str, width: int, step: int) -> str:
+    wrap = WordWrap(width)
+    pieces = [wrap.feed(text[i : i + step]) for i in range(0, len(text), step)]
+    return "".join(pieces) + wrap.finish()
+
+
+@given(TEXTS, st.integers(8, 30), st.integers(1, 7))
+def test_wrapping_keeps_every_character_but_spaces_and_stays_inside_the_width(text: str, width: int, step: int) -> None:
+    out = wrapped(text, width, step)
+    assert "".join(out.split()) == "".join(text.split())
+    assert all(cell_len(line) <= width for line in out.split("\n"))
+
+
+@given(TEXTS, st.integers(8, 30), st.integers(1, 7))
+def test_wrapping_does_not_depend_on_how_the_text_arrives(text: str, width: int, step: int) -> None:
+    assert wrapped(text, width, step) == wrapped(text, width, 1)
+
+
+def test_words_are_not_cut_when_a_line_is_full() -> None:
+    assert wrapped("the quick brown fox", 10, 3) == "the quick\nbrown fox"
+
+
+def test_a_word_that_is_complete_is_shown_at_once() -> None:
+    wrap = WordWrap(20)
+    assert wrap.feed("one two") == "one "
+    assert wrap.feed(" ") == "two "
+    assert wrap.feed("漢字") == "漢字"
