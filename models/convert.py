@@ -1,0 +1,75 @@
+"""`hetero convert`: from a checkpoint to a store, streaming, resumable at any point, never half visible.
+
+Everything is written into `DST.tmp`, file by file (`*.part`, fsync, rename, journal), and renamed at the end.
+The finished tree depends on the source and the options alone, not on interruptions.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from hetero.machine.types import TierError, UsageError
+from hetero.models.checkpoint import open_checkpoint
+from hetero.models.conversion import Conversion, ConvertReport
+from hetero.models.destination import Destination, default_destination
+from hetero.models.layout import EXPERT_TARGETS, make_layout
+from hetero.models.load import load_source_text
+from hetero.models.lock import locked
+from hetero.models.progress import Progress, silent
+from hetero.models.store import is_store
+from hetero.native import Kernels
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def convert(
+    src: Path,
+    dst: Path | None = None,
+    *,
+    experts: str = "keep",
+    kernels: Kernels,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> ConvertReport:
+    """Converts the checkpoint `src` into the store `dst` (default: beside it), or finishes an interrupted run.
+
+    `experts` keeps the source's formats or quantises the experts (q4, q8, bf16). `force` skips the check for free
+    space and replaces a different store at `dst`. Raises UsageError, ModelError (bad source) or TierError (disk
+    full, not writable, in use by another process); finished layers then stay in `DST.tmp` for the next run.
+    """
+    if experts != "keep" and experts not in EXPERT_TARGETS:
+        raise UsageError(f"unknown treatment of experts {experts!r}", "use keep, q4, q8 or bf16")
+    if is_store(src):
+        raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
+    target = Destination(dst.absolute() if dst is not None else default_destination(src))
+    with closing(open_checkpoint(src)) as source, _disk_errors(target), tempfile.TemporaryDirectory() as scratch:
+        load_source_text(source).save(Path(scratch))
+        target.check_parent()
+        layout = make_layout(source.index, experts)
+        with locked(target.lock):
+            job = Conversion(source, target, layout, Path(scratch), experts, kernels, progress or silent)
+            return job.run(force)
+
+
+@contextmanager
+def _disk_errors(target: Destination) -> Iterator[None]:
+    """Turns the system's errors while writing into TierError with what to do next."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or target.path
+        if error.errno in _FULL:
+            kept = f"; what is finished stays in {target.tmp}" if target.tmp.is_dir() else ""
+            raise TierError(
+                f"{where}: disk full ({error.strerror}){kept}", "free some space and run the same command again"
+            ) from None
+        if error.errno in _REFUSED:
+            raise TierError(
+                f"{where} cannot be written: {error.strerror}", "name a writable destination: hetero convert SRC DST"
+            ) from None
+        raise TierError(f"{where}: {error.strerror}", "check the disk, then run the same command again") from None

@@ -1,0 +1,147 @@
+"""From a store or a checkpoint to a model in memory, its weights packed for the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.machine.types import ModelError, ModelIndex
+from hetero.models.checkpoint import Checkpoint, open_checkpoint
+from hetero.models.config import ModelConfig
+from hetero.models.extents import read_into
+from hetero.models.journal import JOURNAL
+from hetero.models.layout import DENSE_FILE, LayerSlot, Layout, make_layout
+from hetero.models.pack import U8, MemorySink, fingerprint, pack_dense, pack_layer, read_small
+from hetero.models.progress import Meter, Progress, silent
+from hetero.models.store import Store, is_store, open_store
+from hetero.models.text import TextModel, load_text
+from hetero.native import ExpertBank, Kernels, PackedMatrix, allocate
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(slots=True)
+class Model:
+    """A model's weights and text side. With tied embeddings the head is the embedding matrix itself."""
+
+    config: ModelConfig
+    index: ModelIndex
+    matrices: dict[str, PackedMatrix]
+    """Dense matrices by canonical name."""
+    small: dict[str, npt.NDArray[np.float32]]
+    """Norms, biases and routers."""
+    banks: dict[int, ExpertBank]
+    """Routed experts by layer."""
+    text: TextModel
+    name: str
+    fingerprint: str
+    """Identifies the source's weights; the same for a checkpoint and its store."""
+    experts: str
+    """How a store's experts were treated (keep, q4, q8, bf16); with the fingerprint it determines every weight."""
+    kernels: Kernels
+
+
+def open_model(path: Path) -> Checkpoint | Store:
+    """Opens MODEL, a store or a checkpoint, by its headers; raises ModelError or UsageError if it is neither."""
+    path = Path(path)
+    if is_store(path):
+        return open_store(path)
+    if path.is_dir() and (path / JOURNAL).exists():
+        raise ModelError(f"{path} is an unfinished conversion", "run the same hetero convert again to finish it")
+    return open_checkpoint(path)
+
+
+def load_model(source: Checkpoint | Store, kernels: Kernels, progress: Progress | None = None) -> Model:
+    """Loads all weights: a store's bytes as they lie, a checkpoint's packed on the way.
+
+    Raises ModelError on damaged content and TierError if the disk fails.
+    """
+    if isinstance(source, Store):
+        return _load_store(source, kernels, progress or silent)
+    return _load_checkpoint(source, kernels, progress or silent)
+
+
+def load_source_text(source: Checkpoint | Store) -> TextModel:
+    """The tokenizer, template and stop set of an open model."""
+    if isinstance(source, Store):
+        return source.text()
+    return load_text(directory=source.directory, metadata=source.metadata, vocab_size=source.config.vocab_size)
+
+
+def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
+    text = store.text()
+    layout = store.manifest.layout
+    meter = Meter(progress, layout.dense_bytes + layout.expert_bytes, f"reading {store.path.name}")
+    small = store.read_small()
+    dense = allocate(layout.dense_bytes)
+    read_into(store.path / DENSE_FILE, dense, meter.tick)
+    banks = {}
+    for slot in layout.layers:
+        data = allocate(slot.length)
+        read_into(store.path / slot.file, data, meter.tick)
+        banks[slot.layer] = _bank(slot, data)
+    return Model(
+        config=store.config,
+        index=store.index,
+        matrices=_matrices(layout, dense),
+        small=small,
+        banks=banks,
+        text=text,
+        name=store.index.name,
+        fingerprint=store.manifest.fingerprint,
+        experts=store.manifest.experts,
+        kernels=kernels,
+    )
+
+
+def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -> Model:
+    text = load_source_text(source)
+    layout = make_layout(source.index)
+    meter = Meter(progress, sum(info.n_bytes for info in source.index.tensors), f"packing {source.index.name}")
+    small, digests = read_small(source, layout.small, meter.tick)
+    dense = allocate(layout.dense_bytes)
+    digests |= pack_dense(source, layout.dense, kernels, MemorySink(dense), meter.tick).digests
+    banks = {}
+    for slot in layout.layers:
+        data = allocate(slot.length)
+        digests |= pack_layer(source, slot, kernels, MemorySink(data), meter.tick).digests
+        banks[slot.layer] = _bank(slot, data)
+    return Model(
+        config=source.config,
+        index=source.index,
+        matrices=_matrices(layout, dense),
+        small=small,
+        banks=banks,
+        text=text,
+        name=source.index.name,
+        fingerprint=fingerprint(digests),
+        experts="keep",
+        kernels=kernels,
+    )
+
+
+def _matrices(layout: Layout, dense: U8) -> dict[str, PackedMatrix]:
+    matrices = {
+        slot.name: PackedMatrix(slot.format, slot.n, slot.k, dense[slot.offset : slot.offset + slot.length], slot.shape)
+        for slot in layout.dense
+    }
+    matrices.setdefault(HEAD, matrices[EMBEDDING])
+    return matrices
+
+
+def _bank(slot: LayerSlot, data: U8) -> ExpertBank:
+    return ExpertBank(
+        n_experts=slot.n_experts,
+        hidden=slot.hidden,
+        inter=slot.inter,
+        gate_format=slot.gate_format,
+        up_format=slot.up_format,
+        down_format=slot.down_format,
+        data=data,
+        stride=slot.stride,
+        down_offset=slot.down_offset,
+    )

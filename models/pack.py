@@ -1,0 +1,231 @@
+"""Reads a checkpoint's tensors, checks and hashes them, and packs them for the kernels: into memory or into a file.
+
+One code path for both, so that a checkpoint packed in memory and its store are the same bytes and have the same
+fingerprint. Streams: at most `WORKERS` experts (or pieces of a dense matrix) are in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.machine.types import ModelError, TensorInfo
+from hetero.models.checkpoint import Checkpoint
+from hetero.models.layout import LayerSlot, MatrixSlot, piece_range
+from hetero.native import FORMATS, Kernels, allocate, packed_bytes
+
+U8 = npt.NDArray[np.uint8]
+F32 = npt.NDArray[np.float32]
+T = TypeVar("T")
+Tick = Callable[[int], None]
+"""Told the source bytes of each finished expert or piece, on the caller's thread."""
+
+WORKERS = 4
+"""Threads that read, hash and pack; enough to keep a disk's queue busy, few enough to bound memory."""
+_EXPONENTS: dict[str, tuple[type[np.uint32] | type[np.uint16], int]] = {
+    "F32": (np.uint32, 0x7F800000),
+    "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}
+"""A float whose exponent bits are all set is NaN or infinite."""
+_HINT = "download the file again; its content is damaged"
+
+
+class Sink(Protocol):
+    """Takes packed bytes; both methods are called from several threads with disjoint ranges."""
+
+    def buffer(self, offset: int, length: int) -> U8:
+        """Zeroed memory, 64-byte aligned, for the bytes at `offset`."""
+
+    def commit(self, offset: int, data: U8) -> str:
+        """Takes the filled buffer and returns its checksum, or "" where none is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySink:
+    """Packs in place into `data` (uint8, page aligned)."""
+
+    data: U8
+
+    def buffer(self, offset: int, length: int) -> U8:
+        return self.data[offset : offset + length]
+
+    def commit(self, offset: int, data: U8) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSink:
+    """Writes to the file `fd`; raises OSError as the system does."""
+
+    fd: int
+
+    def buffer(self, offset: int, length: int) -> U8:
+        return allocate(length)
+
+    def commit(self, offset: int, data: U8) -> str:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self.fd, view, offset)
+            view = view[written:]
+            offset += written
+        return checksum(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What packing found out: checksums per piece of each extent, source digests per tensor, relative RMS error."""
+
+    checksums: dict[str, list[str]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    error: float | None = None
+
+
+def checksum(data: U8 | bytes | memoryview) -> str:
+    """The store's checksum of some bytes: BLAKE2b-128, in hex."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def fingerprint(digests: Mapping[str, str]) -> str:
+    """The fingerprint of a model from the digests of all its tensors, in name order."""
+    total = hashlib.blake2b(digest_size=16)
+    for name in sorted(digests):
+        total.update(f"{name} {digests[name]}\n".encode())
+    return total.hexdigest()
+
+
+def in_order(work: Callable[[int], T], count: int) -> Iterator[T]:
+    """Runs `work(0) … work(count - 1)` on a few threads and yields the results in order; the first error ends it."""
+    executor = ThreadPoolExecutor(WORKERS, thread_name_prefix="hetero-pack")
+    try:
+        yield from executor.map(work, range(count))
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def pack_layer(source: Checkpoint, slot: LayerSlot, kernels: Kernels, sink: Sink, tick: Tick) -> Packed:
+    """Packs all experts of one layer, expert by expert; raises ModelError on NaN or infinite weights or scales."""
+    infos = [source.info(name) for name in slot.names]
+    source_bytes = sum(info.n_bytes for info in infos) // slot.n_experts
+    experts = []
+    for expert in in_order(lambda index: _pack_expert(source, slot, infos, index, kernels, sink), slot.n_experts):
+        experts.append(expert)
+        tick(source_bytes)
+    requantised = any(format != info.format for format, info in zip(slot.formats, infos, strict=True))
+    norm = sum(expert.norm for expert in experts)
+    error = (sum(expert.error for expert in experts) / norm) ** 0.5 if norm else 0.0
+    return Packed(
+        checksums={slot.file: [expert.checksum for expert in experts]},
+        digests={info.name: _digest(info, [e.digests[part] for e in experts]) for part, info in enumerate(infos)},
+        error=error if requantised else None,
+    )
+
+
+def pack_dense(source: Checkpoint, slots: Sequence[MatrixSlot], kernels: Kernels, sink: Sink, tick: Tick) -> Packed:
+    """Packs the dense matrices in their source formats, in pieces of a few MB; raises ModelError as `pack_layer`."""
+    result = Packed()
+    for slot in slots:
+        checksums, digests = [], []
+        for piece, digest, size in in_order(lambda i, s=slot: _pack_piece(source, s, i, kernels, sink), slot.n_pieces):
+            checksums.append(piece)
+            digests.append(digest)
+            tick(size)
+        result.checksums[slot.name] = checksums
+        result.digests[slot.name] = _digest(source.info(slot.name), digests)
+    return result
+
+
+def read_small(source: Checkpoint, infos: Sequence[TensorInfo], tick: Tick) -> tuple[dict[str, F32], dict[str, str]]:
+    """Reads norms, biases and routers as float32; returns them with their digests."""
+    arrays, digests = {}, {}
+    for info in infos:
+        values = np.ascontiguousarray(source.read_f32(info.name))
+        if not np.isfinite(values).all():
+            raise ModelError(f"tensor {info.name} holds NaN or infinite values", _HINT)
+        arrays[info.name] = values
+        digests[info.name] = _digest(info, [hashlib.blake2b(values, digest_size=16).digest()])
+        tick(info.n_bytes)
+    return arrays, digests
+
+
+def _digest(info: TensorInfo, slices: Sequence[bytes]) -> str:
+    head = f"{info.name} {info.format} {list(info.shape)} ".encode()
+    return hashlib.blake2b(head + b"".join(slices), digest_size=16).hexdigest()
+
+
+def _pack_piece(
+    source: Checkpoint, slot: MatrixSlot, index: int, kernels: Kernels, sink: Sink
+) -> tuple[str, bytes, int]:
+    start = index * slot.rows_per_piece
+    stop = min(slot.n, start + slot.rows_per_piece)
+    rows = source.read_rows(slot.name, start=start, stop=stop)
+    _check(kernels, slot.format, rows, slot.k, slot.name, start)
+    offset, length = piece_range(slot, index)
+    out = sink.buffer(offset, length)
+    kernels.pack(slot.format, rows, stop - start, slot.k, out=out[: packed_bytes(slot.format, stop - start, slot.k)])
+    return sink.commit(offset, out), hashlib.blake2b(rows, digest_size=16).digest(), rows.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Expert:
+    """One packed expert: its checksum, the digests of its three source matrices, squared error and norm."""
+
+    checksum: str
+    digests: list[bytes]
+    error: float
+    norm: float
+
+
+def _pack_expert(
+    source: Checkpoint, slot: LayerSlot, infos: Sequence[TensorInfo], index: int, kernels: Kernels, sink: Sink
+) -> _Expert:
+    parts, digests = [], []
+    error = norm = 0.0
+    for info, format in zip(infos, slot.formats, strict=True):
+        rows = source.read_rows(info.name, expert=index)
+        digests.append(hashlib.blake2b(rows, digest_size=16).digest())
+        _check(kernels, info.format, rows, info.shape[-1], f"{info.name} (expert {index})", 0)
+        if format != info.format:
+            rows, part_error, part_norm = _requantise(kernels, info.format, format, rows, info.shape[-1])
+            error += part_error
+            norm += part_norm
+        parts.append(rows)
+    gate, up, down = parts
+    gate_format, up_format, down_format = slot.formats
+    out = sink.buffer(index * slot.stride, slot.stride)
+    kernels.pack_expert(gate, gate_format, up, up_format, down, down_format, slot.hidden, slot.inter, out)
+    return _Expert(sink.commit(index * slot.stride, out), digests, error, norm)
+
+
+def _requantise(kernels: Kernels, old: str, new: str, rows: U8, k: int) -> tuple[U8, float, float]:
+    n = rows.shape[0]
+    exact = kernels.dequantize(old, rows, n, k)
+    coded = kernels.quantize(new, exact)
+    delta = (kernels.dequantize(new, coded, n, k) - exact).ravel()
+    flat = exact.ravel()
+    return coded, float(np.dot(delta, delta)), float(np.dot(flat, flat))
+
+
+def _check(kernels: Kernels, format: str, rows: U8, k: int, where: str, first_row: int) -> None:
+    """Raises ModelError naming the tensor and place of the first NaN or infinite weight or scale of `rows`."""
+    n = rows.shape[0]
+    if format in _EXPONENTS:
+        dtype, mask = _EXPONENTS[format]
+        bits = rows.view(dtype)
+        bad = (bits & mask) == mask
+        if bad.any():
+            row, column = divmod(int(np.flatnonzero(bad)[0]), k)
+            raise ModelError(f"tensor {where}: weight [{first_row + row}, {column}] is NaN or infinite", _HINT)
+        return
+    block = kernels.check_scales(format, rows, n, k)
+    if block >= 0:
+        per_row = k // FORMATS[format].block_k
+        row = first_row + block // per_row
+        raise ModelError(f"tensor {where}: block {block % per_row} of row {row} has a NaN or infinite scale", _HINT)

@@ -1,0 +1,140 @@
+"""Weights survive packing bit for bit, and a store loads to the same model as its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetero.machine.types import ModelError
+from hetero.models.convert import convert
+from hetero.models.load import Model, load_model, open_model
+from hetero.models.store import Store
+from hetero.native import Kernels
+from tests.models.gguf_maker import ALL_FORMATS, Shape, write
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    return Kernels("generic")
+
+
+def load(path: Path, kernels: Kernels) -> Model:
+    source = open_model(path)
+    try:
+        return load_model(source, kernels)
+    finally:
+        source.close()
+
+
+def unpacked_expert(model: Model, layer: int, expert: int) -> tuple[np.ndarray, ...]:
+    bank = model.banks[layer]
+    data = bank.data[expert * bank.stride : (expert + 1) * bank.stride]
+    formats = (bank.gate_format, bank.up_format, bank.down_format)
+    return tuple(model.kernels.unpack_expert(data, *formats, bank.hidden, bank.inter))
+
+
+@pytest.mark.parametrize("format", ALL_FORMATS)
+def test_codes_come_back_out_of_a_store_bit_for_bit(tmp_path: Path, kernels: Kernels, format: str) -> None:
+    shape = Shape(layers=1, experts=3, gate=format, up=format, down=format, dense=format)
+    convert(write(tmp_path / "m.gguf", shape), experts="keep", kernels=kernels)
+    model = load(tmp_path / "m.hetero", kernels)
+    for expert in range(shape.experts):
+        for part, rows in zip(("gate", "up", "down"), unpacked_expert(model, 0, expert), strict=True):
+            raw = shape.raw[f"blk.0.ffn_{part}_exps.weight"].reshape(shape.experts, 256, -1)[expert]
+            assert np.array_equal(rows, raw), (part, expert)
+    for ours, theirs in (("model.embed_tokens", "token_embd"), ("model.layers.0.self_attn.k_proj", "blk.0.attn_k")):
+        matrix = model.matrices[f"{ours}.weight"]
+        rows = kernels.unpack(matrix.format, matrix.data, matrix.n, matrix.k)
+        assert np.array_equal(rows, shape.raw[f"{theirs}.weight"])
+
+
+def test_store_and_checkpoint_load_to_the_same_model(tmp_path: Path, kernels: Kernels) -> None:
+    shape = Shape(gate="Q4_K", up="Q5_0", down="Q6_K")
+    path = write(tmp_path / "m.gguf", shape)
+    convert(path, experts="keep", kernels=kernels)
+    packed, stored = load(path, kernels), load(tmp_path / "m.hetero", kernels)
+    assert packed.fingerprint == stored.fingerprint
+    assert packed.config == stored.config
+    assert [(t.name, t.shape, t.format, t.role) for t in stored.index.tensors] == sorted(
+        (t.name, t.shape, t.format, t.role) for t in packed.index.tensors
+    )
+    assert packed.matrices.keys() == stored.matrices.keys()
+    for name, matrix in packed.matrices.items():
+        assert np.array_equal(matrix.data, stored.matrices[name].data), name
+        assert matrix.shape == stored.matrices[name].shape
+    for layer, bank in packed.banks.items():
+        assert np.array_equal(bank.data, stored.banks[layer].data)
+    for name, values in packed.small.items():
+        assert np.array_equal(values, stored.small[name])
+    assert packed.text.tokenizer.encode("the thing") == stored.text.tokenizer.encode("the thing")
+    assert packed.text.stop_ids == stored.text.stop_ids
+
+
+def test_tied_head_is_the_embedding(tmp_path: Path, kernels: Kernels) -> None:
+    path = write(tmp_path / "m.gguf", Shape(layers=1, tied=True))
+    convert(path, experts="keep", kernels=kernels)
+    for source in (path, tmp_path / "m.hetero"):
+        model = load(source, kernels)
+        assert model.matrices["lm_head.weight"] is model.matrices["model.embed_tokens.weight"]
+
+
+def test_fingerprint_tells_one_changed_weight(tmp_path: Path, kernels: Kernels) -> None:
+    path = write(tmp_path / "m.gguf", Shape(layers=1))
+    before = load(path, kernels).fingerprint
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # the last code of the last down matrix
+    path.write_bytes(data)
+    assert load(path, kernels).fingerprint != before
+
+
+def test_large_dense_matrix_packs_alike_in_pieces_and_whole(tmp_path: Path, kernels: Kernels) -> None:
+    shape = Shape(layers=1, hidden=512, vocab=9001, dense="F32")  # 18 MB: three pieces, the last one ragged
+    path = write(tmp_path / "m.gguf", shape)
+    matrix = load(path, kernels).matrices["model.embed_tokens.weight"]
+    whole = kernels.pack("F32", shape.raw["token_embd.weight"], 9001, 512)
+    assert np.array_equal(matrix.data, whole)
+
+
+def test_progress_counts_up_to_the_total(tmp_path: Path, kernels: Kernels) -> None:
+    path = write(tmp_path / "m.gguf", Shape())
+    convert(path, experts="keep", kernels=kernels)
+    for source in (open_model(path), open_model(tmp_path / "m.hetero")):
+        calls: list[tuple[int, int, str]] = []
+        load_model(source, kernels, lambda *call, calls=calls: calls.append(call))
+        done = [call[0] for call in calls]
+        assert done == sorted(done)
+        assert done[-1] == calls[-1][1]
+        source.close()
+
+
+@pytest.mark.parametrize(("format", "part"), [("Q4_0", "gate"), ("Q6_K", "down"), ("BF16", "up"), ("F32", "down")])
+def test_not_a_number_is_refused_by_name_and_place(tmp_path: Path, kernels: Kernels, format: str, part: str) -> None:
+    shape = Shape(layers=1, **{part: format})
+    path = write(tmp_path / "m.gguf", shape)
+    raw = shape.raw[f"blk.0.ffn_{part}_exps.weight"]
+    place = path.read_bytes().index(raw.tobytes()) + 2 * 256 * raw.shape[1]  # expert 2, row 0, block 0
+    place += {"Q6_K": 208, "F32": 2}.get(format, 0)
+    data = bytearray(path.read_bytes())
+    data[place : place + 2] = (0xFFFF).to_bytes(2, "little")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=rf"model\.layers\.0\.mlp\.experts\.{part}\.weight \(expert 2\).*row 0"):
+        load(path, kernels)
+    with pytest.raises(ModelError, match=r"expert 2"):
+        convert(path, experts="keep", kernels=kernels)
+    assert not (tmp_path / "m.hetero").exists()
+
+
+def test_unfinished_conversion_is_not_a_model(tmp_path: Path, kernels: Kernels) -> None:
+    path = write(tmp_path / "m.gguf", Shape(layers=2))
+
+    def stop(done: int, total: int, what: str) -> None:
+        if "layer 1" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(path, experts="keep", kernels=kernels, progress=stop)
+    with pytest.raises(ModelError, match="unfinished"):
+        open_model(tmp_path / "m.hetero.tmp")
+    assert isinstance(open_model(convert(path, experts="keep", kernels=kernels).path), Store)
