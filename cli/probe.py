@@ -31,17 +31,13 @@ def show(machine: Machine) -> None:
     """Print a machine as a table, its notes as notes."""
     rows = [("CPU", machine.cpu_model), ("ISA tier", _with_reason(machine.isa_tier or "none", machine.isa_reason))]
     rows += [(f"  {tier.name}", _tier(tier)) for tier in machine.tiers]
-    cores = f"{len(machine.cpus)} of {machine.visible_cpus} usable"
-    usable, total = size_text(machine.memory_bytes), size_text(machine.memory_total_bytes)
-    rows += [
-        ("cores", _with_reason(cores, machine.cpu_reason)),
-        ("memory", _with_reason(f"{usable} of {total} usable", machine.memory_reason)),
-    ]
+    rows += [("cores", machine.cpu_reason), ("memory", machine.memory_reason)]
     rows += [("GPU", line) for line in machine.gpus or (_with_reason("none", machine.gpu_reason),)]
     rows.append(("disk", f"{size_text(machine.disk_free_bytes)} free"))
     output.table(rows)
     for text in machine.notes:
-        output.note(text)
+        if text != machine.isa_reason:  # the table has it
+            output.note(text)
 
 
 def _tier(tier: TierStatus) -> str:

@@ -158,18 +158,23 @@ class Repl:
 
     def _answer(self) -> None:
         try:
-            prompt, ids = self._conversation.prompt()
-            check_room(len(ids), self._engine.plan.context, "/clear starts anew; a larger --context holds more")
+            answer = self._generate()
         except HeteroError:
+            # An unanswered message must not stay: templates want the speakers to take turns.
             self._conversation.withdraw("user")
             raise
+        self._last = answer
+        output.note(self._summary(answer))
+
+    def _generate(self) -> Answer:
+        prompt, ids = self._conversation.prompt()
+        check_room(len(ids), self._engine.plan.context, "/clear starts anew; a larger --context holds more")
         screen = Screen()
         with no_echo(), Interrupt() as interrupt:
             answer = generate(self._engine, prompt, ids, self._sampling, screen, lambda: interrupt.pressed)
         screen.finish()
         self._conversation.answered(answer.answer, answer.thinking, prompt + answer.raw, [*ids, *answer.ids])
-        self._last = answer
-        output.note(self._summary(answer))
+        return answer
 
     def _summary(self, answer: Answer) -> str:
         used, context = answer.prompt_tokens + len(answer.ids), self._engine.plan.context

@@ -1,0 +1,148 @@
+"""The command line itself: help, version, usage errors, pipes. No model is loaded here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import COMMAND, environment, hetero, terminal
+
+COMMANDS = ("chat", "convert", "bench", "probe")
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return environment(tmp_path / "state")
+
+
+def test_help_lists_every_command_and_so_does_no_command(env: dict[str, str]) -> None:
+    for args in (["--help"], []):
+        done = hetero(*args, env=env)
+        assert done.returncode == 0
+        assert done.stderr == b""
+        assert all(name in done.stdout.decode() for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str, env: dict[str, str]) -> None:
+    done = hetero(command, "--help", env=env)
+    assert done.returncode == 0
+    assert b"--json" in done.stdout
+
+
+def test_version_names_the_kernels_built(env: dict[str, str]) -> None:
+    done = hetero("--version", env=env)
+    assert done.returncode == 0
+    assert done.stdout.decode().startswith("hetero ")
+    assert "generic" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["chta"], "did you mean `hetero chat`?"),
+        (["chat", "--tmp", "1"], "--temp"),
+        (["chat", "--temp", "hot"], "--temp"),
+        (["chat", "--temp", "nan"], "--temp"),
+        (["chat", "--temp", "inf"], "--temp"),
+        (["chat", "--threads", "0"], "--threads"),
+        (["chat", "--max-tokens", "0"], "--max-tokens"),
+        (["chat", "a", "b"], "unexpected"),
+        (["chat", "-p"], "requires an argument"),
+        (["chat", "", "-p", "hi"], "MODEL is empty"),
+        (["chat", "-p", "  "], "the prompt is empty"),
+        (["chat"], "the prompt is empty"),
+        (["convert"], "missing argument"),
+        (["convert", ""], "SRC is empty"),
+        (["convert", "x", "--experts", "q3"], "--experts"),
+        (["bench", "--prefill", "0", "--decode", "0"], "both 0"),
+        (["bench", "--context", "5"], "--context 5 is too small"),
+        (["--log-file", "/nowhere/x", "probe"], "No such file or directory"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_a_hint_and_code_2(args: list[str], words: str, env: dict[str, str]) -> None:
+    done = hetero(*args, env=env)
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert [line.partition(" ")[0] for line in lines] == ["error:", "hint:"]
+    assert words.lower() in " ".join(lines).lower()
+
+
+def test_usage_errors_under_json_are_one_object(env: dict[str, str]) -> None:
+    done = hetero("chat", "--tmp", "1", "--json", env=env)
+    body = json.loads(done.stdout)
+    assert done.returncode == body["error"]["code"] == 2
+    assert "--tmp" in body["error"]["message"]
+    assert done.stderr == b""
+
+
+def test_input_that_is_not_text_is_refused(env: dict[str, str]) -> None:
+    done = hetero("chat", env=env, text=b"ab\xff")
+    assert done.returncode == 2
+    assert b"byte 0xff at 2" in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_failure(env: dict[str, str]) -> None:
+    script = f"{' '.join(COMMAND)} chat --help | head -c1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert done.stdout == b"U0\n"
+    assert done.stderr == b""
+
+
+def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
+    script = f"{' '.join(COMMAND)} probe --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert done.stdout == b"0\n"
+    assert done.stderr == b""
+
+
+def test_no_command_imports_torch_to_explain_itself(env: dict[str, str]) -> None:
+    code = "import sys; from hetero.cli.main import main; main(['--version']); main(['probe']); "
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=False)
+    assert done.stdout.decode().splitlines()[-1] == "False"
+
+
+def test_probe_json_is_a_machine_that_can_be_read_back(env: dict[str, str]) -> None:
+    from hetero.machine.serialize import from_json
+
+    done = hetero("probe", "--json", env=env)
+    assert done.returncode == 0
+    machine = from_json(json.loads(done.stdout))
+    assert machine.cpus
+    assert machine.memory_bytes > 0
+
+
+def test_probe_shows_every_tier_with_its_reason(env: dict[str, str]) -> None:
+    done = hetero("probe", env=env)
+    shown = done.stdout.decode()
+    assert done.returncode == 0
+    assert all(f"\n  {tier}" in shown for tier in ("generic", "avx2", "avx512", "amx"))
+    assert all(word in shown for word in ("CPU", "cores", "memory", "GPU", "disk"))
+
+
+def test_verbose_may_stand_before_and_after_the_command(env: dict[str, str], tmp_path: Path) -> None:
+    for args in (["-v", "probe"], ["probe", "-v"]):
+        assert hetero(*args, env=env).returncode == 0
+
+
+def test_probe_fits_a_narrow_terminal(env: dict[str, str]) -> None:
+    with terminal("probe", env=env, columns=40) as screen:
+        assert screen.wait() == 0
+        assert "ISA tier" in screen.text
+        assert all(len(line) <= 40 for line in screen.text.splitlines())
+
+
+@pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_without_colours_gets_no_escape_codes(change: dict[str, str], env: dict[str, str]) -> None:
+    with terminal("probe", env=env | change) as screen:
+        assert screen.wait() == 0
+        assert "\x1b" not in screen.raw
+    with terminal("chta", env=env | change) as screen:
+        assert screen.wait() == 2
+        assert "\x1b" not in screen.raw
