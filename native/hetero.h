@@ -1,0 +1,147 @@
+/* The C ABI of hetero's CPU kernels: plain pointers, sizes and enums. One shared library per ISA tier exports
+ * exactly these names. The binding hands the text between the two markers below to cffi as it stands.
+ *
+ * Every function that can fail returns a HETERO_* code and writes one sentence into `message` (never more than
+ * `message_bytes`, always terminated). Every buffer travels with its length in bytes, which is checked.
+ */
+#ifndef HETERO_H
+#define HETERO_H
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+/* cdef begin */
+enum { HETERO_ABI_VERSION = 1 };
+enum { HETERO_OK = 0, HETERO_BAD_ARGUMENT = 1, HETERO_NO_MEMORY = 2, HETERO_NO_THREAD = 3 };
+enum {
+    HETERO_F32, HETERO_F16, HETERO_BF16, HETERO_Q8_0, HETERO_Q4_0, HETERO_Q4_1, HETERO_Q5_0, HETERO_Q5_1,
+    HETERO_Q4_K, HETERO_Q5_K, HETERO_Q6_K, HETERO_FORMATS
+};
+
+/* A matrix of n output rows and k inputs, packed into tiles of 16 rows. */
+typedef struct {
+    int32_t format;
+    int64_t n;
+    int64_t k;
+    const uint8_t *data;
+    size_t bytes;
+} hetero_matrix;
+
+/* The experts of one layer. Expert e starts at data + e * stride with its gate and up tiles in turn; its down
+ * tiles start at down_offset. gate and up are [inter, hidden], down is [hidden, inter]. */
+typedef struct {
+    int32_t gate_format;
+    int32_t up_format;
+    int32_t down_format;
+    int64_t n_experts;
+    int64_t hidden;
+    int64_t inter;
+    int64_t stride;
+    int64_t down_offset;
+    const uint8_t *data;
+    size_t bytes;
+} hetero_bank;
+
+/* What CPUID, XGETBV and the kernel say; zero where the CPU has no such leaf. */
+typedef struct {
+    uint32_t is_x86;
+    uint32_t leaf1_ecx;
+    uint32_t leaf7_ebx;
+    uint32_t leaf7_ecx;
+    uint32_t leaf7_edx;
+    uint32_t leaf7_1_eax;
+    uint32_t max_palette;
+    uint32_t amx_permitted;
+    uint64_t xcr0;
+} hetero_cpu;
+
+typedef struct hetero_pool hetero_pool;
+
+int hetero_abi_version(void);
+const char *hetero_tier(void);
+void hetero_cpu_read(hetero_cpu *cpu);
+
+/* Worker 0 is the calling thread; worker i > 0 is a thread bound to cpus[i]. */
+int hetero_pool_create(const int32_t *cpus, int32_t n, hetero_pool **pool, char *message, size_t message_bytes);
+void hetero_pool_destroy(hetero_pool *pool);
+
+/* Raw rows (ggml's layout of the format, row after row) to tiles and back; both without loss. */
+int hetero_pack(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, uint8_t *tiles,
+                size_t tiles_bytes, char *message, size_t message_bytes);
+int hetero_unpack(int32_t format, int64_t n, int64_t k, const uint8_t *tiles, size_t tiles_bytes, uint8_t *rows,
+                  size_t rows_bytes, char *message, size_t message_bytes);
+/* One expert of `bank` (whose data may be null here) to or from `expert`, which holds bank->stride bytes. */
+int hetero_pack_expert(const hetero_bank *bank, const uint8_t *gate, size_t gate_bytes, const uint8_t *up,
+                       size_t up_bytes, const uint8_t *down, size_t down_bytes, uint8_t *expert, size_t expert_bytes,
+                       char *message, size_t message_bytes);
+int hetero_unpack_expert(const hetero_bank *bank, const uint8_t *expert, size_t expert_bytes, uint8_t *gate,
+                         size_t gate_bytes, uint8_t *up, size_t up_bytes, uint8_t *down, size_t down_bytes,
+                         char *message, size_t message_bytes);
+
+int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t x_bytes, uint8_t *rows,
+                    size_t rows_bytes, char *message, size_t message_bytes);
+int hetero_dequantize(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, float *out,
+                      size_t out_bytes, char *message, size_t message_bytes);
+/* *block = index of the first block (row-major) whose scale or value is not finite, or -1. */
+int hetero_check_scales(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes,
+                        int64_t *block, char *message, size_t message_bytes);
+/* out[i, :] = row ids[i] of the matrix, as float32. */
+int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t n_ids, float *out, size_t out_bytes,
+                       char *message, size_t message_bytes);
+
+/* out[m][t, :] = matrices[m] x[t, :] (+ biases[m], where not null), for n_matrices matrices of the same k. */
+int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
+                  size_t x_bytes, int64_t n_tokens, const float *const *biases, float *const *outs,
+                  const size_t *out_bytes, char *message, size_t message_bytes);
+/* out[t, :] = sum over slots s of weights[t, s] * down(silu(gate(x[t])) * up(x[t])) of expert ids[t, s]; -1: none. */
+int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
+               const int32_t *ids, const float *weights, int64_t top_k, float *out, size_t out_bytes, char *message,
+               size_t message_bytes);
+/* Causal attention of q [n_tokens, heads, d] at positions first.. over a paged KV cache in F32, F16 or BF16. The
+ * stores are [n_slots, groups, d] and [n_slots, groups, e]; position p lies in slot pages[p / page] * page + p % page.
+ * A null v reads the values as the first e of each key (MLA's latent). out is [n_tokens, heads, e]. */
+typedef struct {
+    int32_t kv_format;
+    int64_t n_tokens, heads, groups, d, e, first, page, n_slots, n_pages;
+    float scale;
+    const float *q;
+    size_t q_bytes;
+    const uint8_t *k;
+    size_t k_bytes;
+    const uint8_t *v;
+    size_t v_bytes;
+    const int32_t *pages;
+    float *out;
+    size_t out_bytes;
+} hetero_attention_args;
+
+/* RMS norm of each head of x by weight [d] (null: none), then rotation of its first 2 * half values by cos and sin
+ * [n_tokens, half]; interleaved pairs come out as halves. Rows of x are x_stride floats apart; out [n_tokens, heads, d]. */
+typedef struct {
+    int64_t n_tokens, heads, d, half, x_stride;
+    int32_t interleaved;
+    float eps;
+    const float *x;
+    size_t x_bytes;
+    const float *weight;
+    size_t weight_bytes;
+    const float *cos;
+    const float *sin;
+    size_t table_bytes;
+    float *out;
+    size_t out_bytes;
+} hetero_rope_args;
+
+int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char *message, size_t message_bytes);
+int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t width,
+                     int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
+                     size_t store_bytes, char *message, size_t message_bytes);
+int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message, size_t message_bytes);
+/* cdef end */
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif

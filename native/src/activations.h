@@ -1,0 +1,108 @@
+// What a kernel reads on the activation side, and the interface between the drivers and one tier's kernels.
+#pragma once
+#include "quantize.h"
+
+namespace {
+
+// Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
+// scale d, sum of codes s, and d * s (for formats with a minimum). Token i of a call lies in row rows[i] (or row i).
+struct Acts {
+    const float *x = nullptr;
+    int64_t x_stride = 0;
+    const int8_t *q = nullptr;
+    int64_t q_stride = 0;
+    const float *d = nullptr;
+    const int32_t *s = nullptr;
+    const float *ds = nullptr;
+    int64_t group_stride = 0;
+    const int32_t *rows = nullptr;
+
+    int64_t row(int64_t i) const { return rows ? rows[i] : i; }
+};
+
+// The writable buffers behind the quantised part of an Acts.
+struct ActBuffers {
+    int8_t *q;
+    float *d;
+    int32_t *s;
+    float *ds;
+    int64_t q_stride, group_stride;
+
+    static int64_t q_stride_of(int64_t k) { return round_up(k, kBlock) + 64; }  // rows must not alias in L1
+    static int64_t group_stride_of(int64_t k) { return round_up(ceil_div(k, kBlock), 16); }
+    static size_t bytes(int64_t rows, int64_t k) {
+        return size_t(rows) * size_t(q_stride_of(k) + 12 * group_stride_of(k)) + 256;
+    }
+    void place(uint8_t *memory, int64_t rows, int64_t k) {
+        q_stride = q_stride_of(k);
+        group_stride = group_stride_of(k);
+        d = reinterpret_cast<float *>(memory);
+        ds = d + rows * group_stride;
+        s = reinterpret_cast<int32_t *>(ds + rows * group_stride);
+        q = reinterpret_cast<int8_t *>(s + rows * group_stride);
+    }
+    void fill(Acts *acts) const {
+        acts->q = q;
+        acts->q_stride = q_stride;
+        acts->d = d;
+        acts->s = s;
+        acts->ds = ds;
+        acts->group_stride = group_stride;
+    }
+};
+
+constexpr float kTinyAmax = 1e-30f;  // below this a group counts as zero: 127 / amax must stay finite
+
+// One group of 32. A NaN or infinity makes the scale NaN, so that exactly this token's results become NaN.
+inline void quantize_group(const float *x, int8_t *q, float *d, int32_t *s, float *ds) {
+    const float amax = amax_of(x, kBlock);
+    const bool finite = is_finite(amax);
+    const float inverse = finite && amax > kTinyAmax ? 127.f / amax : 0.f;
+    int32_t sum = 0;
+    for (int i = 0; i < kBlock; i++) {
+        const int32_t code = finite ? int32_t(round_even(x[i] * inverse)) : 0;
+        q[i] = int8_t(code);
+        sum += code;
+    }
+    *d = !finite ? bits_float(0x7fc00000) : amax > kTinyAmax ? amax / 127.f : 0.f;
+    *s = sum;
+    *ds = *d * float(sum);
+}
+
+inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_t row) {
+    for (int64_t g = 0; g < k / kBlock; g++) {
+        const int64_t at = row * to.group_stride + g;
+        quantize_group(x + g * kBlock, to.q + row * to.q_stride + g * kBlock, to.d + at, to.s + at, to.ds + at);
+    }
+}
+
+// exp(x) to about 1e-7, without branches so that it vectorises; NaN stays NaN.
+inline float exp_f(float x) {
+    x = x < -87.f ? -87.f : x > 88.f ? 88.f : x;
+    const float shifted = x * 1.44269504088896341f + 12582912.f;
+    const float n = shifted - 12582912.f;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.f;
+    return p * bits_float((float_bits(shifted) - 0x4b400000u + 127u) << 23);
+}
+
+// gate[i] = silu(gate[i]) * up[i]
+inline void silu_mul(float *gate, const float *up, int n) {
+    for (int i = 0; i < n; i++) gate[i] = gate[i] / (1.f + exp_f(-gate[i])) * up[i];
+}
+
+// Computes one tile (16 output rows) for n tokens: out[i * out_stride + r], all 16 values written. The result of a
+// token depends on nothing but its own row: in K order, acc = fma(float(isum), d_w * d_a, acc), then the minimum.
+using TileKernel = void (*)(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
+                            int64_t out_stride);
+
+extern const TileKernel kTileKernels[HETERO_FORMATS];  // defined by the tier
+extern const char *const kTierName;
+
+}  // namespace

@@ -1,0 +1,277 @@
+// The exported functions: each checks its arguments and lengths, then hands over to the part that works.
+#pragma once
+#include "moe.h"
+
+namespace {
+
+constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxInputs = int64_t(1) << 24;  // keeps every product within 63 bits
+
+inline const char *format_name(int format) {
+    static const char *const names[HETERO_FORMATS] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0", "Q4_1",
+                                                      "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"};
+    return names[format];
+}
+
+inline int check_shape(int format, int64_t n, int64_t k, Message message) {
+    if (format < 0 || format >= HETERO_FORMATS) return message.fail(HETERO_BAD_ARGUMENT, "unknown format %d", format);
+    if (n < 1 || k < 1 || n > kMaxRows || k > kMaxInputs)
+        return message.fail(HETERO_BAD_ARGUMENT, "a matrix of %lld x %lld is out of range", (long long)n, (long long)k);
+    if (k % kFormats[format].block_k)
+        return message.fail(HETERO_BAD_ARGUMENT, "%s rows come in blocks of %d, and %lld is no multiple of that",
+                            format_name(format), kFormats[format].block_k, (long long)k);
+    return HETERO_OK;
+}
+
+inline int check_buffer(const char *what, const void *data, size_t bytes, int64_t expected, Message message) {
+    if (bytes != size_t(expected))
+        return message.fail(HETERO_BAD_ARGUMENT, "%s: %zu bytes given, %lld expected", what, bytes, (long long)expected);
+    if (!data && expected) return message.fail(HETERO_BAD_ARGUMENT, "%s: null pointer", what);
+    return HETERO_OK;
+}
+
+inline int check_matrix(const hetero_matrix *m, Message message) {
+    if (!m) return message.fail(HETERO_BAD_ARGUMENT, "matrix: null pointer");
+    if (const int code = check_shape(m->format, m->n, m->k, message)) return code;
+    return check_buffer("matrix", m->data, m->bytes, packed_bytes(m->format, m->n, m->k), message);
+}
+
+inline int check_bank_shape(const hetero_bank *b, Message message) {
+    if (!b) return message.fail(HETERO_BAD_ARGUMENT, "expert bank: null pointer");
+    if (const int code = check_shape(b->gate_format, b->inter, b->hidden, message)) return code;
+    if (const int code = check_shape(b->up_format, b->inter, b->hidden, message)) return code;
+    if (const int code = check_shape(b->down_format, b->hidden, b->inter, message)) return code;
+    const int64_t down_offset =
+        packed_bytes(b->gate_format, b->inter, b->hidden) + packed_bytes(b->up_format, b->inter, b->hidden);
+    const int64_t used = down_offset + packed_bytes(b->down_format, b->hidden, b->inter);
+    if (b->down_offset != down_offset || b->stride < used || b->n_experts < 1 || b->n_experts > 65536)
+        return message.fail(HETERO_BAD_ARGUMENT, "expert bank: %lld experts of stride %lld, down at %lld; expected >= %lld, at %lld",
+                            (long long)b->n_experts, (long long)b->stride, (long long)b->down_offset, (long long)used,
+                            (long long)down_offset);
+    return HETERO_OK;
+}
+
+inline int check_ids(const int32_t *ids, int64_t count, int64_t n_experts, Message message) {
+    for (int64_t i = 0; i < count; i++)
+        if (ids[i] < -1 || ids[i] >= n_experts)
+            return message.fail(HETERO_BAD_ARGUMENT, "expert id %d at %lld: expected -1 to %lld", ids[i], (long long)i,
+                                (long long)n_experts - 1);
+    return HETERO_OK;
+}
+
+inline void pack_tiles(int format, int64_t n, int64_t k, const uint8_t *rows, uint8_t *tiles, int64_t tile_stride) {
+    const int64_t row_size = raw_row_bytes(format, k);
+    for (int64_t r = 0; r < n; r++) {
+        uint8_t *tile = tiles + r / kRows * tile_stride;
+        if (r % kRows == 0) memset(tile, 0, size_t(tile_bytes(format, k)));
+        kRowFunctions[format].pack(rows + r * row_size, tile, int(r % kRows), k);
+    }
+}
+
+inline void unpack_tiles(int format, int64_t n, int64_t k, const uint8_t *tiles, int64_t tile_stride, uint8_t *rows) {
+    const int64_t row_size = raw_row_bytes(format, k);
+    for (int64_t r = 0; r < n; r++)
+        kRowFunctions[format].unpack(rows + r * row_size, tiles + r / kRows * tile_stride, int(r % kRows), k);
+}
+
+// The three parts of an expert: shape, offset and distance between tiles.
+struct ExpertPart {
+    int format;
+    int64_t n, k, offset, tile_stride;
+};
+
+inline void expert_parts(const hetero_bank &b, ExpertPart *parts) {
+    const int64_t gate = tile_bytes(b.gate_format, b.hidden), up = tile_bytes(b.up_format, b.hidden);
+    parts[0] = {b.gate_format, b.inter, b.hidden, 0, gate + up};
+    parts[1] = {b.up_format, b.inter, b.hidden, gate, gate + up};
+    parts[2] = {b.down_format, b.hidden, b.inter, b.down_offset, tile_bytes(b.down_format, b.inter)};
+}
+
+inline int check_expert(const hetero_bank *bank, size_t expert_bytes, const uint8_t *expert, const uint8_t *const *rows,
+                        const size_t *row_bytes, ExpertPart *parts, Message message) {
+    if (const int code = check_bank_shape(bank, message)) return code;
+    if (const int code = check_buffer("expert", expert, expert_bytes, bank->stride, message)) return code;
+    expert_parts(*bank, parts);
+    static const char *const names[3] = {"gate rows", "up rows", "down rows"};
+    for (int i = 0; i < 3; i++) {
+        const int64_t expected = parts[i].n * raw_row_bytes(parts[i].format, parts[i].k);
+        if (const int code = check_buffer(names[i], rows[i], row_bytes[i], expected, message)) return code;
+    }
+    return HETERO_OK;
+}
+
+struct Locked {
+    pthread_mutex_t *mutex;
+    explicit Locked(Pool *pool) : mutex(&pool->mutex) { pthread_mutex_lock(mutex); }
+    ~Locked() { pthread_mutex_unlock(mutex); }
+    Locked(const Locked &) = delete;
+    Locked &operator=(const Locked &) = delete;
+};
+
+}  // namespace
+
+extern "C" {
+
+int hetero_abi_version(void) { return HETERO_ABI_VERSION; }
+
+const char *hetero_tier(void) { return kTierName; }
+
+void hetero_cpu_read(hetero_cpu *cpu) {
+    if (!cpu) return;
+    memset(cpu, 0, sizeof *cpu);
+    read_cpu(cpu);
+}
+
+int hetero_pool_create(const int32_t *cpus, int32_t n, hetero_pool **pool, char *text, size_t text_bytes) {
+    return pool_create(cpus, n, pool, Message{text, text_bytes});
+}
+
+void hetero_pool_destroy(hetero_pool *pool) {
+    if (pool) pool_destroy(pool);
+}
+
+int hetero_pack(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, uint8_t *tiles,
+                size_t tiles_bytes, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_shape(format, n, k, message)) return code;
+    if (const int code = check_buffer("rows", rows, rows_bytes, n * raw_row_bytes(format, k), message)) return code;
+    if (const int code = check_buffer("tiles", tiles, tiles_bytes, packed_bytes(format, n, k), message)) return code;
+    pack_tiles(format, n, k, rows, tiles, tile_bytes(format, k));
+    return HETERO_OK;
+}
+
+int hetero_unpack(int32_t format, int64_t n, int64_t k, const uint8_t *tiles, size_t tiles_bytes, uint8_t *rows,
+                  size_t rows_bytes, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_shape(format, n, k, message)) return code;
+    if (const int code = check_buffer("rows", rows, rows_bytes, n * raw_row_bytes(format, k), message)) return code;
+    if (const int code = check_buffer("tiles", tiles, tiles_bytes, packed_bytes(format, n, k), message)) return code;
+    unpack_tiles(format, n, k, tiles, tile_bytes(format, k), rows);
+    return HETERO_OK;
+}
+
+int hetero_pack_expert(const hetero_bank *bank, const uint8_t *gate, size_t gate_bytes, const uint8_t *up,
+                       size_t up_bytes, const uint8_t *down, size_t down_bytes, uint8_t *expert, size_t expert_bytes,
+                       char *text, size_t text_bytes) {
+    const uint8_t *const rows[3] = {gate, up, down};
+    const size_t row_bytes[3] = {gate_bytes, up_bytes, down_bytes};
+    ExpertPart parts[3];
+    if (const int code = check_expert(bank, expert_bytes, expert, rows, row_bytes, parts, Message{text, text_bytes}))
+        return code;
+    for (int i = 0; i < 3; i++)
+        pack_tiles(parts[i].format, parts[i].n, parts[i].k, rows[i], expert + parts[i].offset, parts[i].tile_stride);
+    const int64_t used = parts[2].offset + packed_bytes(parts[2].format, parts[2].n, parts[2].k);
+    memset(expert + used, 0, expert_bytes - size_t(used));
+    return HETERO_OK;
+}
+
+int hetero_unpack_expert(const hetero_bank *bank, const uint8_t *expert, size_t expert_bytes, uint8_t *gate,
+                         size_t gate_bytes, uint8_t *up, size_t up_bytes, uint8_t *down, size_t down_bytes,
+                         char *text, size_t text_bytes) {
+    uint8_t *const rows[3] = {gate, up, down};
+    const size_t row_bytes[3] = {gate_bytes, up_bytes, down_bytes};
+    ExpertPart parts[3];
+    if (const int code = check_expert(bank, expert_bytes, expert, rows, row_bytes, parts, Message{text, text_bytes}))
+        return code;
+    for (int i = 0; i < 3; i++)
+        unpack_tiles(parts[i].format, parts[i].n, parts[i].k, expert + parts[i].offset, parts[i].tile_stride, rows[i]);
+    return HETERO_OK;
+}
+
+int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t x_bytes, uint8_t *rows,
+                    size_t rows_bytes, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_shape(format, n, k, message)) return code;
+    if (!can_quantize(format))
+        return message.fail(HETERO_BAD_ARGUMENT, "nothing is quantised to %s here", format_name(format));
+    if (const int code = check_buffer("x", x, x_bytes, 4 * n * k, message)) return code;
+    if (const int code = check_buffer("rows", rows, rows_bytes, n * raw_row_bytes(format, k), message)) return code;
+    quantize_rows(format, x, rows, n * k);
+    return HETERO_OK;
+}
+
+int hetero_dequantize(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, float *out,
+                      size_t out_bytes, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_shape(format, n, k, message)) return code;
+    const int64_t row_size = raw_row_bytes(format, k);
+    if (const int code = check_buffer("rows", rows, rows_bytes, n * row_size, message)) return code;
+    if (const int code = check_buffer("out", out, out_bytes, 4 * n * k, message)) return code;
+    for (int64_t r = 0; r < n; r++) kRowFunctions[format].dequantize(rows + r * row_size, out + r * k, k);
+    return HETERO_OK;
+}
+
+int hetero_check_scales(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes,
+                        int64_t *block, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_shape(format, n, k, message)) return code;
+    const int64_t row_size = raw_row_bytes(format, k);
+    if (const int code = check_buffer("rows", rows, rows_bytes, n * row_size, message)) return code;
+    *block = -1;
+    for (int64_t r = 0; r < n && *block < 0; r++) {
+        const int64_t bad = kRowFunctions[format].bad_block(rows + r * row_size, k);
+        if (bad >= 0) *block = r * (k / kFormats[format].block_k) + bad;
+    }
+    return HETERO_OK;
+}
+
+int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t n_ids, float *out, size_t out_bytes,
+                       char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_matrix(matrix, message)) return code;
+    if (n_ids < 0 || n_ids > kMaxRows) return message.fail(HETERO_BAD_ARGUMENT, "%lld rows asked for", (long long)n_ids);
+    if (const int code = check_buffer("out", out, out_bytes, 4 * n_ids * matrix->k, message)) return code;
+    for (int64_t i = 0; i < n_ids; i++)
+        if (ids[i] < 0 || ids[i] >= matrix->n)
+            return message.fail(HETERO_BAD_ARGUMENT, "row %lld of a matrix of %lld rows", (long long)ids[i],
+                                (long long)matrix->n);
+    auto *row = static_cast<uint8_t *>(calloc(1, size_t(raw_row_bytes(matrix->format, matrix->k))));
+    if (!row) return message.fail(HETERO_NO_MEMORY, "no memory for a row");
+    for (int64_t i = 0; i < n_ids; i++) {
+        const uint8_t *tile = matrix->data + ids[i] / kRows * tile_bytes(matrix->format, matrix->k);
+        kRowFunctions[matrix->format].unpack(row, tile, int(ids[i] % kRows), matrix->k);
+        kRowFunctions[matrix->format].dequantize(row, out + i * matrix->k, matrix->k);
+    }
+    free(row);
+    return HETERO_OK;
+}
+
+int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
+                  size_t x_bytes, int64_t n_tokens, const float *const *biases, float *const *outs,
+                  const size_t *out_bytes, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (!pool || !matrices || !outs || !out_bytes || n_matrices < 1 || n_tokens < 0 || n_tokens > kMaxRows)
+        return message.fail(HETERO_BAD_ARGUMENT, "linear needs a pool, matrices and outputs");
+    for (int m = 0; m < n_matrices; m++) {
+        if (const int code = check_matrix(matrices[m], message)) return code;
+        if (matrices[m]->k != matrices[0]->k)
+            return message.fail(HETERO_BAD_ARGUMENT, "matrices of %lld and %lld inputs share one x",
+                                (long long)matrices[0]->k, (long long)matrices[m]->k);
+        const int64_t expected = 4 * n_tokens * matrices[m]->n;
+        if (const int code = check_buffer("out", outs[m], out_bytes[m], expected, message)) return code;
+    }
+    if (const int code = check_buffer("x", x, x_bytes, 4 * n_tokens * matrices[0]->k, message)) return code;
+    if (!n_tokens) return HETERO_OK;
+    const Locked locked(pool);
+    return linear(pool, matrices, n_matrices, x, n_tokens, biases, outs, message);
+}
+
+int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
+               const int32_t *ids, const float *weights, int64_t top_k, float *out, size_t out_bytes, char *text,
+               size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (!pool || n_tokens < 0 || n_tokens > kMaxRows || top_k < 1 || top_k > 4096)
+        return message.fail(HETERO_BAD_ARGUMENT, "moe needs a pool, tokens and 1 to 4096 experts a token, not %lld",
+                            (long long)top_k);
+    if (const int code = check_bank_shape(bank, message)) return code;
+    if (const int code = check_buffer("experts", bank->data, bank->bytes, bank->n_experts * bank->stride, message))
+        return code;
+    if (const int code = check_buffer("x", x, x_bytes, 4 * n_tokens * bank->hidden, message)) return code;
+    if (const int code = check_buffer("out", out, out_bytes, 4 * n_tokens * bank->hidden, message)) return code;
+    if (!n_tokens) return HETERO_OK;
+    if (!ids || !weights) return message.fail(HETERO_BAD_ARGUMENT, "moe: expert ids or weights are null");
+    if (const int code = check_ids(ids, n_tokens * top_k, bank->n_experts, message)) return code;
+    const Locked locked(pool);
+    return moe(pool, bank, x, n_tokens, ids, weights, top_k, out, message);
+}
+
+}  // extern "C"

@@ -1,0 +1,152 @@
+// out[m] = matrices[m] x for several matrices of the same k: one quantisation of x, one fork-join for the products.
+#pragma once
+#include "activations.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int64_t kFewTokens = 16;        // below: bound by memory, split by bytes; from here on: by arithmetic
+constexpr int64_t kTokenBlock = 256;      // tokens whose activations stay in L2 while a strip's tiles pass
+constexpr int64_t kStripTiles = 8;
+constexpr int64_t kInlineElements = 16384;  // quantising fewer values than this is not worth a fork-join
+
+// Hands memory out of the pool's scratch: first measured with a null base, then placed.
+struct Arena {
+    uint8_t *base;
+    size_t used = 0;
+
+    template <class T> T *take(int64_t count) { return reinterpret_cast<T *>(take_bytes(size_t(count) * sizeof(T))); }
+    uint8_t *take_bytes(size_t bytes) {
+        uint8_t *p = base ? base + used : nullptr;
+        used += (bytes + 63) / 64 * 64;
+        return p;
+    }
+};
+
+struct QuantizeJob {
+    Pool *pool;
+    const float *x;
+    int64_t n, k;
+    ActBuffers to;
+
+    static void run(void *context, int) {
+        auto *job = static_cast<QuantizeJob *>(context);
+        constexpr int64_t step = 8;
+        for (int64_t first; (first = step * next_task(job->pool)) < job->n;)
+            for (int64_t i = first; i < min64(first + step, job->n); i++)
+                quantize_row(job->x + i * job->k, job->k, job->to, i);
+    }
+};
+
+inline void quantize_tokens(Pool *pool, const float *x, int64_t n, int64_t k, const ActBuffers &to) {
+    QuantizeJob job = {pool, x, n, k, to};
+    if (n * k > kInlineElements) return pool_run(pool, QuantizeJob::run, &job);
+    for (int64_t i = 0; i < n; i++) quantize_row(x + i * k, k, to, i);
+}
+
+struct LinearJob {
+    Pool *pool;
+    const hetero_matrix *const *matrices;
+    int32_t n_matrices;
+    int64_t n_tokens;
+    const float *const *biases;
+    float *const *outs;
+    Acts acts;
+    int64_t total_tiles, total_bytes, strip, strips, token_blocks;
+
+    int64_t tiles(int m) const { return ceil_div(matrices[m]->n, kRows); }
+    int64_t tile_size(int m) const { return tile_bytes(matrices[m]->format, matrices[m]->k); }
+
+    void run_tile(int m, int64_t tile, int64_t first, int64_t n) const {
+        const hetero_matrix &w = *matrices[m];
+        const int64_t row = tile * kRows, valid = min64(kRows, w.n - row);
+        float *out = outs[m] + first * w.n + row;
+        float partial[kTokenBlock * kRows];
+        const bool whole = valid == kRows;
+        float *to = whole ? out : partial;
+        const int64_t stride = whole ? w.n : kRows;
+        kTileKernels[w.format](w.data + tile * tile_size(m), w.k, acts, first, n, to, stride);
+        const float *bias = biases ? biases[m] : nullptr;
+        if (whole && !bias) return;
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t r = 0; r < valid; r++) out[i * w.n + r] = to[i * stride + r] + (bias ? bias[row + r] : 0.f);
+    }
+
+    // The first tile, counted over all matrices, that lies wholly behind `bytes` of the weights.
+    int64_t tile_behind(int64_t bytes) const {
+        int64_t tile = 0;
+        for (int m = 0; m < n_matrices; m++) {
+            const int64_t size = tile_size(m), all = tiles(m) * size;
+            if (bytes <= all) return tile + ceil_div(bytes, size);
+            bytes -= all;
+            tile += tiles(m);
+        }
+        return total_tiles;
+    }
+
+    void run_static(int worker) const {
+        int64_t begin = tile_behind(total_bytes * worker / pool->n);
+        int64_t end = tile_behind(total_bytes * (worker + 1) / pool->n);
+        for (int m = 0; m < n_matrices && end > 0; m++) {
+            const int64_t count = tiles(m);
+            for (int64_t t = max64(begin, 0); t < min64(end, count); t++) run_tile(m, t, 0, n_tokens);
+            begin -= count;
+            end -= count;
+        }
+    }
+
+    void run_strip(int64_t index, int64_t first, int64_t n) const {
+        for (int m = 0; m < n_matrices; m++) {
+            const int64_t count = ceil_div(tiles(m), strip);
+            if (index < count) {
+                for (int64_t t = index * strip; t < min64((index + 1) * strip, tiles(m)); t++) run_tile(m, t, first, n);
+                return;
+            }
+            index -= count;
+        }
+    }
+
+    static void run(void *context, int worker) {
+        auto *job = static_cast<LinearJob *>(context);
+        if (job->n_tokens < kFewTokens) return job->run_static(worker);
+        const int64_t all = job->strips * job->token_blocks;
+        for (int64_t task; (task = next_task(job->pool)) < all;) {
+            const int64_t first = task / job->strips * kTokenBlock;
+            job->run_strip(task % job->strips, first, min64(kTokenBlock, job->n_tokens - first));
+        }
+    }
+
+    void plan() {
+        total_tiles = total_bytes = strips = 0;
+        for (int m = 0; m < n_matrices; m++) {
+            total_tiles += tiles(m);
+            total_bytes += tiles(m) * tile_size(m);
+        }
+        token_blocks = ceil_div(n_tokens, kTokenBlock);
+        strip = max64(1, min64(kStripTiles, total_tiles * token_blocks / (4 * pool->n)));
+        for (int m = 0; m < n_matrices; m++) strips += ceil_div(tiles(m), strip);
+    }
+};
+
+inline int linear(Pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
+                  int64_t n_tokens, const float *const *biases, float *const *outs, Message message) {
+    const int64_t k = matrices[0]->k;
+    LinearJob job = {pool, matrices, n_matrices, n_tokens, biases, outs, Acts(), 0, 0, 0, 0, 0};
+    job.acts.x = x;
+    job.acts.x_stride = k;
+    bool quantised = false;
+    for (int m = 0; m < n_matrices; m++) quantised |= !is_plain(matrices[m]->format);
+    if (quantised) {
+        uint8_t *memory = pool_scratch(pool, ActBuffers::bytes(n_tokens, k));
+        if (!memory) return message.fail(HETERO_NO_MEMORY, "no memory for the activations of %lld tokens", (long long)n_tokens);
+        ActBuffers to;
+        to.place(memory, n_tokens, k);
+        quantize_tokens(pool, x, n_tokens, k, to);
+        to.fill(&job.acts);
+    }
+    job.plan();
+    pool_run(pool, LinearJob::run, &job);
+    return HETERO_OK;
+}
+
+}  // namespace

@@ -1,0 +1,223 @@
+// The routed experts of one layer: pairs of (token, slot) sorted by expert; gate, up and silu fused with the
+// quantisation of the intermediate; then each task owns output columns over all experts and merges them itself,
+// token by token in slot order. Two fork-joins for a decode step, three for a prefill.
+#pragma once
+#include "linear.h"
+
+namespace {
+
+constexpr int64_t kMoeTokens = 2048;       // tokens per pass: bounds the scratch memory
+constexpr int64_t kUnitRows = 32;          // rows of the intermediate per unit of work: one group of activations
+constexpr int64_t kPairBlock = 128;        // pairs whose gate and up values stay in L1/L2
+constexpr int64_t kColumnBytes = 1 << 19;  // a task's unmerged columns, which should stay in L2
+
+struct MoeJob {
+    Pool *pool;
+    const hetero_bank *bank;
+    const float *x;
+    int64_t n_tokens, top_k;
+    const int32_t *ids;
+    const float *weights;
+    float *out;
+
+    int64_t n_pairs, n_active, units, strip, strip_stride;
+    int64_t gate_tile, up_tile, down_tile, h_stride;
+    bool few;                // few pairs per expert: bound by memory
+    int32_t *offsets;        // [n_experts + 1] pairs of expert e: offsets[e] .. offsets[e + 1]
+    int32_t *active;         // experts that have pairs, the most loaded first
+    int32_t *pair_token;     // [n_pairs] in expert order
+    int32_t *pair_of;        // [n_tokens * top_k] where that slot's pair lies, or -1
+    float *h;                // [n_pairs, h_stride] when down is plain
+    float *columns;          // per worker [n_pairs, strip_stride]
+    uint8_t *token_memory, *h_memory;
+    Acts tokens, hidden;
+    ActBuffers h_to;
+
+    void layout(Arena *arena) {
+        const bool quantised = !is_plain(bank->gate_format) || !is_plain(bank->up_format);
+        const bool h_quantised = !is_plain(bank->down_format);
+        const int64_t slots = n_tokens * top_k;
+        offsets = arena->take<int32_t>(bank->n_experts + 1);
+        active = arena->take<int32_t>(bank->n_experts);
+        pair_token = arena->take<int32_t>(slots);
+        pair_of = arena->take<int32_t>(slots);
+        h_stride = round_up(bank->inter, kUnitRows);
+        h = arena->take<float>(h_quantised ? 0 : slots * h_stride);
+        token_memory = arena->take_bytes(quantised ? ActBuffers::bytes(n_tokens, bank->hidden) : 0);
+        h_memory = arena->take_bytes(h_quantised ? ActBuffers::bytes(slots, bank->inter) : 0);
+        const int64_t tiles = ceil_div(bank->hidden, kRows);
+        strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
+        if (slots > 4 * bank->n_experts) strip = max64(1, min64(strip, tiles / (4 * pool->n)));
+        strip_stride = strip * kRows;
+        columns = arena->take<float>(pool->n * slots * strip_stride);
+    }
+
+    // Counting sort of the slots by expert; within an expert pairs stay in token order.
+    void sort() {
+        memset(offsets, 0, size_t(bank->n_experts + 1) * sizeof(int32_t));
+        const int64_t slots = n_tokens * top_k;
+        for (int64_t i = 0; i < slots; i++)
+            if (ids[i] >= 0) offsets[ids[i] + 1]++;
+        n_active = 0;
+        for (int64_t e = 0; e < bank->n_experts; e++) {
+            if (offsets[e + 1]) active[n_active++] = int32_t(e);
+            offsets[e + 1] += offsets[e];
+        }
+        n_pairs = offsets[bank->n_experts];
+        for (int64_t i = 0; i < slots; i++) {
+            pair_of[i] = ids[i] < 0 ? -1 : offsets[ids[i]]++;
+            if (ids[i] >= 0) pair_token[pair_of[i]] = int32_t(i / top_k);
+        }
+        for (int64_t e = bank->n_experts; e > 0; e--) offsets[e] = offsets[e - 1];  // undo the advance
+        offsets[0] = 0;
+        few = n_pairs < 4 * n_active;
+        if (!few) sort_active();
+    }
+
+    int64_t load(int32_t e) const { return offsets[e + 1] - offsets[e]; }
+
+    // Most loaded first (shell sort: at most a few hundred entries), so that the last tasks to start are short.
+    void sort_active() {
+        for (int64_t gap = n_active / 2; gap > 0; gap /= 2)
+            for (int64_t i = gap; i < n_active; i++)
+                for (int64_t j = i; j >= gap && load(active[j]) > load(active[j - gap]); j -= gap) {
+                    const int32_t swapped = active[j];
+                    active[j] = active[j - gap];
+                    active[j - gap] = swapped;
+                }
+    }
+
+    const uint8_t *expert(int32_t e) const { return bank->data + int64_t(e) * bank->stride; }
+
+    // Rows [32 unit, 32 unit + 32) of one expert's intermediate for all of its pairs.
+    void gate_up(int32_t e, int64_t unit) const {
+        alignas(64) float gate[kPairBlock * kUnitRows], up[kPairBlock * kUnitRows];
+        for (int64_t first = offsets[e]; first < offsets[e + 1]; first += kPairBlock) {
+            const int64_t n = min64(kPairBlock, offsets[e + 1] - first);
+            for (int64_t half = 0; half < 2; half++) {
+                const int64_t tile = 2 * unit + half;
+                if (tile * kRows >= bank->inter) break;
+                const uint8_t *w = expert(e) + tile * (gate_tile + up_tile);
+                kTileKernels[bank->gate_format](w, bank->hidden, tokens, first, n, gate + half * kRows, kUnitRows);
+                kTileKernels[bank->up_format](w + gate_tile, bank->hidden, tokens, first, n, up + half * kRows,
+                                              kUnitRows);
+            }
+            const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
+            for (int64_t i = 0; i < n; i++) store_h(gate + i * kUnitRows, up + i * kUnitRows, length, first + i, unit);
+        }
+    }
+
+    void store_h(float *gate, const float *up, int length, int64_t pair, int64_t unit) const {
+        silu_mul(gate, up, length);
+        if (is_plain(bank->down_format)) {
+            memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
+            return;
+        }
+        const int64_t at = pair * h_to.group_stride + unit;
+        quantize_group(gate, h_to.q + pair * h_to.q_stride + unit * kUnitRows, h_to.d + at, h_to.s + at, h_to.ds + at);
+    }
+
+    static void run_gate_up(void *context, int worker) {
+        const auto *job = static_cast<MoeJob *>(context);
+        const int64_t all = job->n_active * job->units;
+        if (job->few) {
+            const int64_t end = all * (worker + 1) / job->pool->n;
+            for (int64_t i = all * worker / job->pool->n; i < end; i++)
+                job->gate_up(job->active[i / job->units], i % job->units);
+            return;
+        }
+        for (int64_t i; (i = next_task(job->pool)) < all;) job->gate_up(job->active[i / job->units], i % job->units);
+    }
+
+    // Output columns of tiles [begin, end): every expert's part, then the weighted sum of each token's slots.
+    void down(int64_t begin, int64_t end, float *y) const {
+        for (int64_t a = 0; a < n_active; a++) {
+            const int64_t first = offsets[active[a]], n = load(active[a]);
+            const uint8_t *w = expert(active[a]) + bank->down_offset;
+            for (int64_t t = begin; t < end; t++)
+                kTileKernels[bank->down_format](w + t * down_tile, bank->inter, hidden, first, n,
+                                                y + first * strip_stride + (t - begin) * kRows, strip_stride);
+        }
+        const int64_t column = begin * kRows, count = min64(bank->hidden, end * kRows) - column;
+        for (int64_t t = 0; t < n_tokens; t++) merge(t, out + t * bank->hidden + column, count, y);
+    }
+
+    void merge(int64_t token, float *to, int64_t count, const float *y) const {
+        memset(to, 0, size_t(count) * sizeof(float));
+        for (int64_t slot = token * top_k; slot < (token + 1) * top_k; slot++) {
+            if (pair_of[slot] < 0) continue;
+            const float *from = y + pair_of[slot] * strip_stride, w = weights[slot];
+            for (int64_t c = 0; c < count; c++) to[c] += w * from[c];
+        }
+    }
+
+    static void run_down(void *context, int worker) {
+        const auto *job = static_cast<MoeJob *>(context);
+        float *y = job->columns + worker * job->n_tokens * job->top_k * job->strip_stride;
+        const int64_t tiles = ceil_div(job->bank->hidden, kRows);
+        if (job->few) {
+            const int64_t end = tiles * (worker + 1) / job->pool->n;
+            for (int64_t t = tiles * worker / job->pool->n; t < end; t += job->strip)
+                job->down(t, min64(t + job->strip, end), y);
+            return;
+        }
+        for (int64_t t; (t = job->strip * next_task(job->pool)) < tiles;) job->down(t, min64(t + job->strip, tiles), y);
+    }
+
+    int run(Message message) {
+        Arena measure = {nullptr};
+        layout(&measure);
+        Arena arena = {pool_scratch(pool, measure.used)};
+        if (!arena.base)
+            return message.fail(HETERO_NO_MEMORY, "no memory for the experts' intermediate values: %zu bytes", measure.used);
+        layout(&arena);
+        units = ceil_div(bank->inter, kUnitRows);
+        gate_tile = tile_bytes(bank->gate_format, bank->hidden);
+        up_tile = tile_bytes(bank->up_format, bank->hidden);
+        down_tile = tile_bytes(bank->down_format, bank->inter);
+        sort();
+        prepare_activations();
+        if (n_pairs) pool_run(pool, run_gate_up, this);
+        pool_run(pool, run_down, this);
+        return HETERO_OK;
+    }
+
+    void prepare_activations() {
+        tokens = Acts();
+        hidden = Acts();
+        tokens.x = x;
+        tokens.x_stride = bank->hidden;
+        tokens.rows = pair_token;
+        if (!is_plain(bank->gate_format) || !is_plain(bank->up_format)) {
+            ActBuffers to;
+            to.place(token_memory, n_tokens, bank->hidden);
+            quantize_tokens(pool, x, n_tokens, bank->hidden, to);
+            to.fill(&tokens);
+        }
+        hidden.x = h;
+        hidden.x_stride = h_stride;
+        if (!is_plain(bank->down_format)) {
+            h_to.place(h_memory, n_tokens * top_k, bank->inter);
+            h_to.fill(&hidden);
+        }
+    }
+};
+
+inline int moe(Pool *pool, const hetero_bank *bank, const float *x, int64_t n_tokens, const int32_t *ids,
+               const float *weights, int64_t top_k, float *out, Message message) {
+    for (int64_t first = 0; first < n_tokens; first += kMoeTokens) {
+        MoeJob job = {};
+        job.pool = pool;
+        job.bank = bank;
+        job.n_tokens = min64(kMoeTokens, n_tokens - first);
+        job.top_k = top_k;
+        job.x = x + first * bank->hidden;
+        job.ids = ids + first * top_k;
+        job.weights = weights + first * top_k;
+        job.out = out + first * bank->hidden;
+        if (const int code = job.run(message)) return code;
+    }
+    return HETERO_OK;
+}
+
+}  // namespace

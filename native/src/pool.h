@@ -1,0 +1,220 @@
+// A fork-join pool: persistent workers bound to given CPUs, the caller as worker 0. Between jobs workers watch
+// the epoch word for a few microseconds and then sleep on it in the kernel, so an idle pool costs no CPU time.
+#pragma once
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+
+#include "common.h"
+
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr int64_t kSpinNanoseconds = 50000;
+
+inline void cpu_relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+inline int64_t now_ns() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+inline void futex_wait(std::atomic<uint32_t> *word, uint32_t seen) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<uint32_t> *word, int count) {
+    syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+}
+
+// Waits until *word differs from `seen`: spinning first (for `spin_ns`), then asleep.
+inline void wait_change(std::atomic<uint32_t> *word, uint32_t seen, std::atomic<uint32_t> *sleepers, int64_t spin_ns) {
+    if (spin_ns > 0) {
+        const int64_t limit = now_ns() + spin_ns;
+        do {
+            for (int i = 0; i < 32; i++) {
+                if (word->load(std::memory_order_acquire) != seen) return;
+                cpu_relax();
+            }
+        } while (now_ns() < limit);
+    }
+    sleepers->fetch_add(1);
+    while (word->load() == seen) futex_wait(word, seen);
+    sleepers->fetch_sub(1);
+}
+
+using Task = void (*)(void *context, int worker);
+
+}  // namespace
+
+struct hetero_pool {
+    struct alignas(128) Line {
+        std::atomic<uint32_t> value{0};
+    };
+    Line epoch, sleeping_workers, finished, sleeping_caller, counter;
+    Task task = nullptr;
+    void *context = nullptr;
+    bool stop = false;
+    int n = 1;
+    int64_t spin_ns = 0;
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // one caller at a time
+    pthread_t threads[kMaxThreads];
+    int32_t cpus[kMaxThreads];
+    uint8_t *scratch = nullptr;
+    size_t scratch_bytes = 0;
+};
+
+namespace {
+
+using Pool = hetero_pool;
+
+struct WorkerStart {
+    Pool *pool;
+    int worker;
+};
+
+inline void *worker_main(void *argument) {
+    const WorkerStart start = *static_cast<WorkerStart *>(argument);
+    delete static_cast<WorkerStart *>(argument);
+    Pool *pool = start.pool;
+    uint32_t seen = 0;
+    for (;;) {
+        wait_change(&pool->epoch.value, seen, &pool->sleeping_workers.value, pool->spin_ns);
+        seen++;
+        if (pool->stop) return nullptr;
+        pool->task(pool->context, start.worker);
+        if (pool->finished.value.fetch_add(1) + 1 == uint32_t(pool->n - 1) && pool->sleeping_caller.value.load())
+            futex_wake(&pool->finished.value, 1);
+    }
+}
+
+// Moves the calling thread to its CPU if it sits on a worker's, and leaves it free to move again: the worker
+// could not run there before the scheduler noticed, which takes milliseconds.
+inline void leave_workers_cpu(const Pool *pool) {
+    const int here = sched_getcpu();
+    if (here < 0 || here == pool->cpus[0]) return;
+    for (int i = 1; i < pool->n; i++) {
+        if (pool->cpus[i] != here) continue;
+        cpu_set_t old, one;
+        if (pool->cpus[0] < 0 || pool->cpus[0] >= CPU_SETSIZE || sched_getaffinity(0, sizeof old, &old)) return;
+        CPU_ZERO(&one);
+        CPU_SET(pool->cpus[0], &one);
+        if (!sched_setaffinity(0, sizeof one, &one)) sched_setaffinity(0, sizeof old, &old);
+        return;
+    }
+}
+
+inline void wait_finished(Pool *pool) {
+    const uint32_t all = uint32_t(pool->n - 1);
+    const int64_t limit = pool->spin_ns ? now_ns() + pool->spin_ns : 0;
+    for (;;) {
+        for (int i = 0; i < 32; i++) {
+            if (pool->finished.value.load(std::memory_order_acquire) == all) return;
+            cpu_relax();
+        }
+        if (now_ns() < limit) continue;
+        pool->sleeping_caller.value.store(1);
+        const uint32_t done = pool->finished.value.load();
+        if (done != all) futex_wait(&pool->finished.value, done);
+        pool->sleeping_caller.value.store(0);
+    }
+}
+
+// Runs task(context, worker) on every worker and returns when all are done.
+inline void pool_run(Pool *pool, Task task, void *context) {
+    pool->counter.value.store(0, std::memory_order_relaxed);
+    if (pool->n > 1) {
+        leave_workers_cpu(pool);
+        pool->task = task;
+        pool->context = context;
+        pool->finished.value.store(0, std::memory_order_relaxed);
+        pool->epoch.value.fetch_add(1);
+        if (pool->sleeping_workers.value.load()) futex_wake(&pool->epoch.value, pool->n);
+    }
+    task(context, 0);
+    if (pool->n > 1) wait_finished(pool);
+}
+
+inline uint32_t next_task(Pool *pool) { return pool->counter.value.fetch_add(1, std::memory_order_relaxed); }
+
+inline void pool_destroy(Pool *pool) {
+    pool->stop = true;
+    pool->epoch.value.fetch_add(1);
+    futex_wake(&pool->epoch.value, pool->n);
+    for (int i = 1; i < pool->n; i++) pthread_join(pool->threads[i], nullptr);
+    free(pool->scratch);
+    pool->~Pool();
+    free(pool);
+}
+
+inline int start_worker(Pool *pool, int worker) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    const int cpu = pool->cpus[worker];
+    if (cpu >= 0 && cpu < CPU_SETSIZE) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pthread_attr_setaffinity_np(&attributes, sizeof one, &one);
+    }
+    auto *start = new (std::nothrow) WorkerStart{pool, worker};
+    int failed = start ? pthread_create(&pool->threads[worker], &attributes, worker_main, start) : ENOMEM;
+    if (failed == EINVAL) {  // the CPU is outside of what this process may use: run unbound
+        pthread_attr_destroy(&attributes);
+        pthread_attr_init(&attributes);
+        failed = pthread_create(&pool->threads[worker], &attributes, worker_main, start);
+    }
+    pthread_attr_destroy(&attributes);
+    if (failed) delete start;
+    return failed;
+}
+
+inline int pool_create(const int32_t *cpus, int32_t n, Pool **out, Message message) {
+    if (!cpus || !out || n < 1 || n > kMaxThreads)
+        return message.fail(HETERO_BAD_ARGUMENT, "a pool needs 1 to %d CPUs, not %d", kMaxThreads, n);
+    void *memory = nullptr;
+    if (posix_memalign(&memory, alignof(Pool), sizeof(Pool)))
+        return message.fail(HETERO_NO_MEMORY, "no memory for a thread pool");
+    Pool *pool = new (memory) Pool;
+    memcpy(pool->cpus, cpus, size_t(n) * sizeof(int32_t));
+    cpu_set_t allowed;
+    const bool roomy = !sched_getaffinity(0, sizeof allowed, &allowed) && n <= CPU_COUNT(&allowed);
+    pool->spin_ns = roomy ? kSpinNanoseconds : 0;  // with more threads than CPUs, spinning takes time from the work
+    for (int i = 1; i < n; i++) {
+        pool->n = i;
+        if (const int failed = start_worker(pool, i)) {
+            pool_destroy(pool);
+            return message.fail(HETERO_NO_THREAD, "cannot start worker thread %d of %d: %s", i, n, strerror(failed));
+        }
+    }
+    pool->n = n;
+    *out = pool;
+    return HETERO_OK;
+}
+
+// The pool's scratch memory, at least `bytes` long and 64-byte aligned; null when there is no memory. It grows only.
+inline uint8_t *pool_scratch(Pool *pool, size_t bytes) {
+    if (bytes <= pool->scratch_bytes) return pool->scratch;
+    free(pool->scratch);
+    pool->scratch_bytes = 0;
+    void *memory = nullptr;
+    pool->scratch = posix_memalign(&memory, 4096, bytes) ? nullptr : static_cast<uint8_t *>(memory);
+    if (pool->scratch) pool->scratch_bytes = bytes;
+    return pool->scratch;
+}
+
+}  // namespace
