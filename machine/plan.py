@@ -184,13 +184,26 @@ def _remedy(index: ModelIndex, shape: Shape, room: Mapping[str, int], short: Map
     shorter = _shrink(index, shape, room, floor=PAGE_TOKENS)
     if shorter.context < shape.context:
         return f"--context {shorter.context} fits"
-    now = experts_bytes(index)
     smallest = replace(shape, context=min(shape.context, SMALLEST_CONTEXT))
     for candidate, context in ((shape, ""), (smallest, f" and --context {smallest.context}")):
-        for format, name in _SMALLER:
-            if now > experts_bytes(index, format) and not _shortfalls(make_ledger(index, candidate, format), room):
+        for format, name in _smaller_formats(index):
+            if not _shortfalls(make_ledger(index, candidate, format), room):
                 return f"a {format} version fits (hetero convert MODEL --experts {name}){context}"
     device, missing = next(iter(short.items()))
     if device != "cpu":
         return f"--device cpu, or free {size_text(missing)} on the GPU"
     return f"free {size_text(missing)} of memory or choose a smaller model or quantisation; --force loads it anyway"
+
+
+def _smaller_formats(index: ModelIndex) -> list[tuple[str, str]]:
+    """Those of `_SMALLER` that would shrink the experts and that their widths allow."""
+    now = experts_bytes(index)
+    found = []
+    for format, name in _SMALLER:
+        try:
+            smaller = experts_bytes(index, format) < now
+        except ValueError:
+            continue
+        if smaller:
+            found.append((format, name))
+    return found

@@ -51,7 +51,7 @@ def _value(name: str, value: object) -> object:
 def _tier(value: object) -> TierStatus:
     if not isinstance(value, Mapping):
         raise UsageError(f"machine file: 'tiers' must hold objects, found {value!r}")
-    kinds: dict[str, type] = {"name": str, "built": bool, "usable": bool, "reason": str}
+    kinds: dict[str, type[int] | type[str]] = {"name": str, "built": bool, "usable": bool, "reason": str}
     return TierStatus(**{key: _checked(f"tiers.{key}", value.get(key), kind) for key, kind in kinds.items()})
 
 
@@ -61,8 +61,10 @@ def _sequence(name: str, value: object) -> list[object] | tuple[object, ...]:
     return value
 
 
-def _checked(name: str, value: Any, kind: type) -> Any:
-    # bool is a subclass of int, and `true` CPUs would pass for one.
-    if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):
+def _checked(name: str, value: Any, kind: type[int] | type[str]) -> Any:
+    if not isinstance(value, kind):
         raise UsageError(f"machine file: {name!r} must be {kind.__name__}, found {value!r}")
+    # bool is a subclass of int, and `true` CPUs would pass for one.
+    if kind is int and (value is True or value is False or int(value) < 0):
+        raise UsageError(f"machine file: {name!r} must be a number of 0 or more, found {value!r}")
     return value

@@ -143,6 +143,14 @@ def test_refusal_names_the_quantisation_that_fits() -> None:
     assert "--experts q8" in caught.value.hint
 
 
+def test_refusal_suggests_no_quantisation_that_the_widths_do_not_allow() -> None:
+    index = moe_index("BF16", n_experts=20_000)
+    odd = tuple(replace(t, shape=(t.shape[0], 24, 24)) if t.role == "expert" else t for t in index.tensors)
+    with pytest.raises(HardwareError) as caught:
+        plan(replace(index, tensors=odd), replace(MACHINE, memory_bytes=370 * MIB), PlanRequest())
+    assert "--experts" not in caught.value.hint
+
+
 def test_hopeless_case_names_the_missing_bytes() -> None:
     with pytest.raises(HardwareError, match="tiny does not fit") as caught:
         plan(moe_index(), replace(MACHINE, memory_bytes=100 * MIB), PlanRequest())

@@ -30,9 +30,7 @@ def must_not_ask() -> TorchDevices:
 
 
 def test_wsl_without_numa_is_noted(tmp_path: Path) -> None:
-    root = machine_tree(
-        tmp_path, singles(192), files={"proc/version": "Linux version 6.6-microsoft-standard-WSL2"}
-    )
+    root = machine_tree(tmp_path, singles(192), files={"proc/version": "Linux version 6.6-microsoft-standard-WSL2"})
     machine = probe(root)
     assert len(machine.cpus) == 192
     assert any("NUMA hidden by WSL" in note for note in machine.notes)
