@@ -1,0 +1,180 @@
+"""The text side of a model from the files of a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HfTokenizer
+
+from hetero.machine.types import ModelError
+from hetero.models.text.bpe_gguf import encoder_of
+from hetero.models.text.model import TextModel
+from hetero.models.text.pieces import SPACE_MARK, Pieces, Style
+from hetero.models.text.stops import stop_set
+from hetero.models.text.template import ChatTemplate
+from hetero.models.text.tokenizer import Edges, Tokenizer
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "config.json",
+)
+"""All that is read, and all that `TextModel.save` copies."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def load(directory: Path, vocab_size: int) -> TextModel:
+    """The text side of a Hugging Face directory. Raises ModelError for absent, damaged or unsupported files."""
+    hf = _read_tokenizer(directory)
+    config, generation, settings, specials = (
+        _read_json(directory / name)
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+    )
+    style, strip_first = _decoder_style(hf)
+    added = {token: entry.special for token, entry in hf.get_added_tokens_decoder().items()}
+    pieces = Pieces(hf.id_to_token, style, added, strip_first)
+    names = _special_names(settings, specials)
+    edges = _edges(hf, settings, names)
+    n_tokens = max([hf.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+    notes = []
+    if n_tokens > vocab_size:
+        notes.append(f"the tokenizer has {n_tokens} tokens, the model only {vocab_size} embeddings")
+    declared = _ids(config) | _ids(generation) | ({edges.eos_id} if edges.eos_id is not None else set())
+    return TextModel(
+        Tokenizer(encoder_of(hf), pieces, edges, vocab_size),
+        _template(directory, settings, names),
+        stop_set(added, hf.id_to_token, {token for token in declared if 0 <= token < vocab_size}),
+        {key: float(generation[key]) for key in _SAMPLING if isinstance(generation.get(key), int | float)},
+        min(n_tokens, vocab_size),
+        tuple(notes),
+        _save=partial(_copy, directory),
+    )
+
+
+def _read_tokenizer(directory: Path) -> HfTokenizer:
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        other = [name for name in ("tiktoken.model", "tokenizer.model") if (directory / name).is_file()]
+        has = f"only {other[0]}, which this version does not read" if other else "no tokenizer.json"
+        raise ModelError(
+            f"{directory}: the model's directory has {has}",
+            "put the model's tokenizer.json into it, or use a GGUF file of the model, which holds its tokenizer",
+        )
+    try:
+        tokenizer = HfTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for every fault of the file
+        raise ModelError(f"{path}: not a usable tokenizer.json ({error})", "download the file again") from error
+    # training settings that some files keep; they would cut or pad prompts
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} where the file is absent."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error})", "download the file again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: holds {type(found).__name__}, a JSON object is expected", "download the file again")
+    return found
+
+
+def _decoder_style(tokenizer: HfTokenizer) -> tuple[Style, bool]:
+    """How tokens spell bytes, and whether decoding drops a leading space, from the file's decoder."""
+    if tokenizer.decoder is None:
+        return "words", True
+    state = json.loads(tokenizer.decoder.__getstate__())
+    steps = state["decoders"] if state["type"] == "Sequence" else [state]
+    kinds = {step["type"] for step in steps}
+    strips = any(step["type"] == "Strip" and step.get("start", 0) > 0 for step in steps)
+    if "ByteLevel" in kinds:
+        return "byte-level", strips
+    for step in steps:
+        if step["type"] == "Metaspace" and step.get("replacement") == SPACE_MARK:
+            return "spm", strips or step.get("prepend_scheme", "always") != "never"
+        if step["type"] == "Replace" and step.get("pattern") == {"String": SPACE_MARK} and step.get("content") == " ":
+            return "spm", strips
+    raise ModelError(
+        f"tokenizer.json's decoder ({', '.join(sorted(kinds))}) is not supported",
+        "supported are byte-level BPE and SentencePiece-style tokenizers",
+    )
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token's text: files hold it as a string or as {"content": ...}."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _special_names(settings: Mapping[str, Any], specials: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and so on -> text; tokenizer_config.json wins over special_tokens_map.json."""
+    found = {}
+    for name in _SPECIAL_NAMES:
+        text = _token_text(settings.get(name))
+        text = text if text is not None else _token_text(specials.get(name))
+        if text is not None:
+            found[name] = text
+    return found
+
+
+def _edges(tokenizer: HfTokenizer, settings: Mapping[str, Any], names: Mapping[str, str]) -> Edges:
+    """Begin and end tokens: explicit flags win, else what the tokenizer's own post-processor adds."""
+    bos = tokenizer.token_to_id(names["bos_token"]) if "bos_token" in names else None
+    eos = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    around = tokenizer.encode("", add_special_tokens=True).ids
+    add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
+    if not isinstance(add_bos, bool):
+        add_bos = bos is not None and bos in around[:1]
+    if not isinstance(add_eos, bool):
+        add_eos = eos is not None and eos in around[1 if add_bos else 0 :][-1:]
+    return Edges(bos, eos, add_bos, add_eos)
+
+
+def _ids(config: Mapping[str, Any]) -> set[int]:
+    """`eos_token_id` of a configuration, one or several, also that of a nested text model."""
+    value = config.get("eos_token_id")
+    found = set(value) if isinstance(value, list) else {value}
+    nested = config.get("text_config")
+    if isinstance(nested, Mapping):
+        found |= _ids(nested)
+    return {token for token in found if isinstance(token, int) and not isinstance(token, bool)}
+
+
+def _template(directory: Path, settings: Mapping[str, Any], names: Mapping[str, str]) -> ChatTemplate | None:
+    """chat_template.jinja, else tokenizer_config.json's `chat_template`: a string or a list of named ones."""
+    value = settings.get("chat_template")
+    named: dict[str, str] = {}
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, Mapping)]
+        named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
+        value = named.get("default", next(iter(named.values()), None))
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        try:
+            value, named = file.read_text(encoding="utf-8"), {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file}: cannot be read as text ({error})", "download the file again") from error
+    if not isinstance(value, str) or not value.strip():
+        return None
+    return ChatTemplate(value, named=named, special={"bos_token": "", "eos_token": "", **names})
+
+
+def _copy(source: Path, directory: Path) -> None:
+    for name in FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)

@@ -1,0 +1,75 @@
+"""All that a model says about text, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hetero.machine.types import UsageError
+from hetero.models.text.template import ChatTemplate
+from hetero.models.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation as the model reads it: its token ids and the text that they spell."""
+
+    ids: list[int]
+    text: str
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """Tokenizer, chat template and what ends an answer. Made by `load_text`."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    stop_ids: frozenset[int]
+    generation: Mapping[str, float]
+    """Sampling that the model's makers recommend: temperature, top_p, top_k, min_p, repetition_penalty, if given."""
+    n_tokens: int
+    """Ids from here on are padding of the embedding: the sampler must never choose them."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about how the files were read."""
+    _save: Callable[[Path], None] = field(repr=False, kw_only=True)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> Prompt:
+        """Renders a conversation and encodes it, with exactly one begin token if the model asks for one.
+
+        Raises UsageError for a model without a template and what `ChatTemplate.render` raises.
+        """
+        if self.template is None:
+            raise UsageError(
+                "this model has no chat template: it continues texts, it does not answer messages",
+                "give it plain text to continue, or choose an instruct model",
+            )
+        text = self.template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
+        )
+        ids = self.tokenizer.encode(text)
+        edges = self.tokenizer.edges
+        if edges.add_bos and edges.bos_id is not None and ids[:1] != [edges.bos_id]:
+            ids = [edges.bos_id, *ids]
+        return Prompt(ids, text)
+
+    def encode_text(self, text: str) -> Prompt:
+        """Encodes a plain text to continue, with the begin token that the model asks for, never two of them."""
+        ids = self.tokenizer.encode(text)
+        edges = self.tokenizer.edges
+        if edges.add_bos and edges.bos_id is not None and ids[:1] != [edges.bos_id]:
+            ids = [edges.bos_id, *ids]
+        return Prompt(ids, text)
+
+    def save(self, directory: Path) -> None:
+        """Writes what `load_text(directory=...)` needs to give the same TextModel."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._save(directory)

@@ -1,0 +1,96 @@
+"""Separates what a model thinks from what it answers, by the tags around the thinking."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Part = tuple[Literal["thinking", "answer"], str]
+
+TAGS: tuple[tuple[str, str], ...] = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+)
+
+
+def _held_back(text: str, tags: tuple[str, ...]) -> int:
+    """How many characters at the end of `text` may be the beginning of one of `tags`."""
+    longest = min(len(text), max(len(tag) for tag in tags) - 1)
+    for count in range(longest, 0, -1):
+        if any(tag.startswith(text[-count:]) for tag in tags):
+            return count
+    return 0
+
+
+def _opened_by(prompt_tail: str) -> tuple[str, str] | None:
+    """The pair of tags that the prompt opened last and did not close."""
+    last, found = -1, None
+    for opening, closing in TAGS:
+        start = prompt_tail.rfind(opening)
+        if start > last and start > prompt_tail.rfind(closing):
+            last, found = start, (opening, closing)
+    if found and any(prompt_tail.rfind(closing) > last for _, closing in TAGS):
+        return None
+    return found
+
+
+class ThinkingSplitter:
+    """Feed it an answer as it streams in; it yields ("thinking" | "answer", text) parts in order.
+
+    It starts inside the thinking if the rendered prompt's end opened a tag. Otherwise a tag counts only at the
+    beginning of the output, so that an answer may talk about tags. Thinking that is never closed stays thinking.
+    Line breaks just inside the opening and just after the closing tag are dropped.
+    """
+
+    def __init__(self, prompt_tail: str) -> None:
+        opened = _opened_by(prompt_tail)
+        self._closing = opened[1] if opened else ""
+        self._state: Literal["start", "thinking", "answer"] = "thinking" if opened else "start"
+        self._buffer = ""
+        self._drop_breaks = opened is not None
+
+    def feed(self, text: str) -> list[Part]:
+        """The parts that are certain after `text`; what may be half a tag is held back."""
+        self._buffer += text
+        parts: list[Part] = []
+        if self._state == "start":
+            self._look_for_opening()
+        if self._state == "thinking":
+            self._think(parts)
+        if self._state == "answer":
+            self._emit(parts, "answer", len(self._buffer))
+        return parts
+
+    def finish(self) -> list[Part]:
+        """Ends the output: gives out what was held back, as what it would have been."""
+        parts: list[Part] = []
+        self._emit(parts, "thinking" if self._state == "thinking" else "answer", len(self._buffer))
+        return parts
+
+    def _look_for_opening(self) -> None:
+        body = self._buffer.lstrip()
+        for opening, closing in TAGS:
+            if body.startswith(opening):
+                self._buffer, self._closing = body[len(opening) :], closing
+                self._state, self._drop_breaks = "thinking", True
+                return
+        if body and not any(opening.startswith(body) for opening, _ in TAGS):
+            self._state = "answer"
+
+    def _think(self, parts: list[Part]) -> None:
+        at = self._buffer.find(self._closing)
+        if at < 0:
+            self._emit(parts, "thinking", len(self._buffer) - _held_back(self._buffer, (self._closing,)))
+            return
+        self._emit(parts, "thinking", at)
+        self._buffer = self._buffer[len(self._closing) :]
+        self._state, self._drop_breaks = "answer", True
+
+    def _emit(self, parts: list[Part], kind: Literal["thinking", "answer"], count: int) -> None:
+        text, self._buffer = self._buffer[:count], self._buffer[count:]
+        if self._drop_breaks:
+            text = text.lstrip("\r\n")
+            self._drop_breaks = not text
+        if text:
+            parts.append((kind, text))
