@@ -103,7 +103,8 @@ class Kernels:
             raise HardwareError(f"the {tier} kernels do not load: {error}", "run pip install again") from error
         self.tier = tier
 
-    def _call(self, function: str, *arguments: Any) -> None:
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call a C function that ends in (message, message_bytes) and raise what its code says."""
         message = ffi.new("char[]", MESSAGE_BYTES)
         code = getattr(self._library, function)(*arguments, message, MESSAGE_BYTES)
         if code == 0:
@@ -131,7 +132,7 @@ class Kernels:
         """Calls one of the functions of the form (format, n, k, source, bytes, target, bytes)."""
         kinds = {np.dtype(np.uint8): "uint8_t *", np.dtype(np.float32): "float *"}
         arguments = (_pointer(kinds[source.dtype], source), source.nbytes, _pointer(kinds[to.dtype], to), to.nbytes)
-        self._call(function, format_info(fmt).code, n, k, *arguments)
+        self.call(function, format_info(fmt).code, n, k, *arguments)
 
     def pack_expert(
         self,
@@ -150,7 +151,7 @@ class Kernels:
         arguments: list[Any] = []
         for name, array in (("gate", gate_rows), ("up", up_rows), ("down", down_rows), ("out", out)):
             arguments += [_pointer("uint8_t *", _array(name, array, np.uint8)), array.nbytes]
-        self._call("hetero_pack_expert", bank, *arguments)
+        self.call("hetero_pack_expert", bank, *arguments)
 
     def unpack_expert(
         self, packed: Bytes, gate_fmt: str, up_fmt: str, down_fmt: str, hidden: int, inter: int
@@ -163,7 +164,7 @@ class Kernels:
         arguments: list[Any] = []
         for array in (_array("packed", packed, np.uint8), gate, up, down):
             arguments += [_pointer("uint8_t *", array), array.nbytes]
-        self._call("hetero_unpack_expert", bank, *arguments)
+        self.call("hetero_unpack_expert", bank, *arguments)
         return gate, up, down
 
     def quantize(self, target: str, x: Floats) -> Bytes:
@@ -189,7 +190,7 @@ class Kernels:
         wide = np.ascontiguousarray(ids, dtype=np.int64)
         out = np.empty((wide.size, matrix.k), np.float32)
         pointers = (_pointer("int64_t *", wide), wide.size, _pointer("float *", out), out.nbytes)
-        self._call("hetero_gather_rows", matrix.native, *pointers)
+        self.call("hetero_gather_rows", matrix.native, *pointers)
         return out
 
     def check_scales(self, fmt: str, rows: Bytes, n: int, k: int) -> int:
@@ -197,7 +198,7 @@ class Kernels:
         block = ffi.new("int64_t *")
         rows = _array("rows", rows, np.uint8)
         pointer = _pointer("uint8_t *", rows)
-        self._call("hetero_check_scales", format_info(fmt).code, n, k, pointer, rows.nbytes, block)
+        self.call("hetero_check_scales", format_info(fmt).code, n, k, pointer, rows.nbytes, block)
         return int(block[0])
 
     def linear(self, pool: Pool, matrix: PackedMatrix, x: Floats, out: Floats, bias: Floats | None = None) -> None:
@@ -224,7 +225,7 @@ class Kernels:
         _array("x", x, np.float32, (tokens, matrices[0].k))
         for matrix, out in zip(matrices, outs, strict=True):
             _array("out", out, np.float32, (tokens, matrix.n))
-        self._call(
+        self.call(
             "hetero_linear",
             pool.native,
             [matrix.native for matrix in matrices],
@@ -249,7 +250,7 @@ class Kernels:
         _array("x", x, np.float32, (tokens, bank.hidden))
         _array("weights", weights, np.float32, (tokens, top_k))
         _array("out", out, np.float32, (tokens, bank.hidden))
-        self._call(
+        self.call(
             "hetero_moe",
             pool.native,
             bank.native,
@@ -265,7 +266,7 @@ class Kernels:
 
     def _create_pool(self, cpus: Sequence[int]) -> Any:
         handle = ffi.new("hetero_pool **")
-        self._call("hetero_pool_create", list(cpus), len(cpus), handle)
+        self.call("hetero_pool_create", list(cpus), len(cpus), handle)
         return ffi.gc(handle[0], self._library.hetero_pool_destroy)
 
 

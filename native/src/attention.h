@@ -3,6 +3,8 @@
 #pragma once
 #include "api.h"
 
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of this file only
+
 namespace {
 
 typedef float f8 __attribute__((vector_size(32)));

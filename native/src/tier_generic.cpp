@@ -12,3 +12,4 @@ const TileKernel kTileKernels[HETERO_FORMATS] = {
 
 #include "cpu.h"
 #include "api.h"
+#include "attention.h"

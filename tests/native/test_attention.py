@@ -1,0 +1,149 @@
+"""Native attention, KV append, norm and rotation against float64 formulae."""
+
+import numpy as np
+import pytest
+
+from hetero.native import Kernels, Pool, cpu_tiers
+from hetero.native.attention import PagedAttention, Store, norm_rope
+
+PAGE = 64
+BYTES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+@pytest.fixture(params=[t.name for t in cpu_tiers() if t.built and t.usable])
+def kernels(request):
+    return Kernels(request.param)
+
+
+def address(array):
+    return array.ctypes.data
+
+
+def rounded(x, fmt):
+    """What the store holds after `x` was appended, as float64."""
+    if fmt == "F16":
+        return x.astype(np.float16).astype(np.float64)
+    if fmt == "BF16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+def reference(q, k, v, first, scale):
+    tokens, heads, _ = q.shape
+    out = np.empty((tokens, heads, v.shape[2]))
+    for t in range(tokens):
+        for h in range(heads):
+            g = h * k.shape[1] // heads
+            s = k[: first + t + 1, g] @ q[t, h].astype(np.float64) * scale
+            p = np.exp(s - s.max())
+            out[t, h] = p @ v[: first + t + 1, g] / p.sum()
+    return out
+
+
+CASES = [  # tokens, first, heads, groups, d, e
+    (1, 0, 8, 2, 64, 64),
+    (1, 63, 8, 2, 64, 64),
+    (1, 64, 4, 4, 128, 128),
+    (3, 62, 32, 4, 128, 128),
+    (2, 300, 6, 2, 20, 12),
+    (5, 129, 20, 1, 48, 32),
+    (1, 1000, 16, 1, 576, 512),
+]
+
+
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("latent", [False, True])
+def test_attention_over_shuffled_pages_equals_float64(kernels, fmt, case, latent):
+    tokens, first, heads, groups, d, e = case
+    rng = np.random.default_rng(1)
+    length = first + tokens
+    q = rng.normal(size=(tokens, heads, d)).astype(np.float32)
+    k = rng.normal(size=(length, groups, d)).astype(np.float32)
+    v = rng.normal(size=(length, groups, e)).astype(np.float32)
+    n_pages = length // PAGE + 3
+    table = rng.permutation(n_pages)[: -(-length // PAGE)].astype(np.int32)
+    slots = n_pages * PAGE
+    k_store, v_store = np.zeros((slots, groups, d), BYTES[fmt]), np.zeros((slots, groups, e), BYTES[fmt])
+    keys = Store(address(k_store), slots, groups, d, fmt)
+    values = None if latent else Store(address(v_store), slots, groups, e, fmt)
+    attention = PagedAttention(kernels, keys, values, heads, e, PAGE, 0.1)
+    out = np.full((tokens, heads, e), np.nan, np.float32)
+    with Pool([0, 1], kernels) as pool:
+        attention.append(table, 0, length, address(k), address(v))
+        attention.attend(pool, table, first, tokens, address(q), address(out))
+    held = rounded(k, fmt)
+    expected = reference(q, held, held[..., :e] if latent else rounded(v, fmt), first, 0.1)
+    assert np.abs(out - expected).max() < 2e-6 * np.sqrt(d) + 2e-6
+
+
+def test_attention_is_bit_equal_for_any_thread_count_and_batch(kernels):
+    rng = np.random.default_rng(2)
+    k = rng.normal(size=(200, 2, 64)).astype(np.float32)
+    q = rng.normal(size=(4, 8, 64)).astype(np.float32)
+    k_store, v_store = np.zeros((256, 2, 64), np.float32), np.zeros((256, 2, 64), np.float32)
+    stores = [Store(address(s), 256, 2, 64, "F32") for s in (k_store, v_store)]
+    attention = PagedAttention(kernels, stores[0], stores[1], 8, 64, PAGE, 0.125)
+    table = np.arange(4, dtype=np.int32)
+    attention.append(table, 0, 200, address(k), address(k))
+    results = []
+    for threads in (1, 2, 3):
+        out = np.zeros((4, 8, 64), np.float32)
+        with Pool(list(range(threads)), kernels) as pool:
+            attention.attend(pool, table, 196, 4, address(q), address(out))
+            one = np.zeros((1, 8, 64), np.float32)
+            attention.attend(pool, table, 198, 1, address(q[2:3]), address(one))
+        assert np.array_equal(one[0], out[2])
+        results.append(out)
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
+
+
+def test_nan_stays_with_its_token(kernels):
+    store = np.ones((64, 1, 16), np.float32)
+    attention = PagedAttention(
+        kernels, Store(address(store), 64, 1, 16, "F32"), Store(address(store), 64, 1, 16, "F32"), 2, 16, PAGE, 1.0
+    )
+    q = np.ones((2, 2, 16), np.float32)
+    q[0, 1, 3] = np.nan
+    out = np.zeros((2, 2, 16), np.float32)
+    with Pool([0], kernels) as pool:
+        attention.attend(pool, np.zeros(1, np.int32), 4, 2, address(q), address(out))
+    assert np.isnan(out[0, 1]).all()
+    assert np.isfinite(out[0, 0]).all()
+    assert np.isfinite(out[1]).all()
+
+
+def test_a_page_that_does_not_exist_is_refused(kernels):
+    store = np.zeros((64, 1, 16), np.float32)
+    attention = PagedAttention(kernels, Store(address(store), 64, 1, 16, "F32"), None, 1, 16, PAGE, 1.0)
+    q = np.zeros((1, 1, 16), np.float32)
+    with Pool([0], kernels) as pool, pytest.raises(ValueError, match="page 7"):
+        attention.attend(pool, np.array([7], np.int32), 0, 1, address(q), address(q))
+    with pytest.raises(ValueError, match="page -1"):
+        attention.append(np.array([-1], np.int32), 0, 1, address(q))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("tokens", "heads", "d", "half", "normed"), [(1, 4, 128, 64, True), (300, 3, 20, 6, False)])
+def test_norm_and_rotation_equal_float64(kernels, interleaved, tokens, heads, d, half, normed):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(tokens, heads, d)).astype(np.float32)
+    weight = rng.normal(size=d).astype(np.float32)
+    angle = rng.uniform(0, 6, (tokens, half))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    out = np.zeros_like(x)
+    with Pool([0, 1], kernels) as pool:
+        norm_rope(
+            kernels, pool, address(x), (tokens, heads, d), heads * d, address(out),
+            weight=address(weight) if normed else 0, eps=1e-6,
+            cos=address(cos), sin=address(sin), half=half, interleaved=interleaved,
+        )  # fmt: skip
+    y = x.astype(np.float64)
+    if normed:
+        y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
+    a, b = (y[..., 0 : 2 * half : 2], y[..., 1 : 2 * half : 2]) if interleaved else (y[..., :half], y[..., half : 2 * half])
+    c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    expected = np.concatenate([a * c - b * s, b * c + a * s, y[..., 2 * half :]], -1)
+    assert np.abs(out - expected).max() < 5e-6
