@@ -120,19 +120,19 @@ def room_for(index: ModelIndex, context: int) -> Machine:
 
 def test_default_context_shrinks_to_what_fits_and_says_so() -> None:
     index = moe_index(kv=10_000)
-    made = plan(index, room_for(index, 2048), PlanRequest())
-    assert (made.context, made.fits) == (2048, True)
-    assert any("context 2048 instead of 4096" in note for note in made.notes)
+    made = plan(index, room_for(index, 3008), PlanRequest())
+    assert (made.context, made.fits) == (3008, True)
+    assert any("context 3008 instead of 4096" in note for note in made.notes)
 
 
 def test_context_asked_for_that_does_not_fit_is_refused_with_the_one_that_does() -> None:
     index = moe_index(kv=10_000)
     with pytest.raises(HardwareError) as caught:
-        plan(index, room_for(index, 2048), PlanRequest(context=4096))
+        plan(index, room_for(index, 3008), PlanRequest(context=4096))
     assert caught.value.code == 3
     assert "the test's limit" in caught.value.message
     assert "MiB of memory" in caught.value.message
-    assert caught.value.hint == "--context 2048 fits"
+    assert caught.value.hint == "--context 3008 fits"
 
 
 def test_refusal_names_the_quantisation_that_fits() -> None:
