@@ -36,5 +36,5 @@ def open_library(tier: str) -> Any:
     library = ffi.dlopen(str(path))
     version = library.hetero_abi_version()
     if version != library.HETERO_ABI_VERSION:
-        raise OSError(f"{path.name} has version {version} of the kernel interface, expected {library.HETERO_ABI_VERSION}")
+        raise OSError(f"{path.name} has kernel interface {version}, expected {library.HETERO_ABI_VERSION}")
     return library

@@ -1,0 +1,72 @@
+// AVX2 kernels of F32, F16 and BF16 tiles: float32 FMA in K order, one accumulator per output.
+#pragma once
+#include "kernels_avx2.h"
+
+namespace {
+
+constexpr int64_t kPlainChunk = 256;  // inputs of a float32 panel: 16 KiB
+
+// One 64-byte line of 16 rows x 2 k as float32: to[0..15] for the even k, to[16..31] for the odd.
+template <int F> HETERO_INLINE void widen_line(const uint8_t *line, float *to) {
+    for (int h = 0; h < 2; h++) {
+        const __m256i v = load(line + 32 * h);
+        __m256 even, odd;
+        if (F == HETERO_BF16) {
+            even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+            odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000))));
+        } else {
+            const __m256i split = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                                   0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+            const __m256i sorted = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, split), 0xd8);
+            even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));
+            odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
+        }
+        _mm256_store_ps(to + 8 * h, even);
+        _mm256_store_ps(to + kRows + 8 * h, odd);
+    }
+}
+
+// T tokens over `count` inputs of a float32 panel [k][16].
+template <int T>
+void plain_tokens(const float *panel, int64_t first_k, int64_t count, const Acts &acts, int64_t first, float *out,
+                  int64_t out_stride) {
+    const float *x[T];
+    __m256 acc[2][T];
+    for (int t = 0; t < T; t++) {
+        x[t] = acts.x + acts.row(first + t) * acts.x_stride + first_k;
+        for (int h = 0; h < 2; h++)
+            acc[h][t] = first_k ? _mm256_loadu_ps(out + t * out_stride + 8 * h) : _mm256_setzero_ps();
+    }
+    for (int64_t j = 0; j < count; j++) {
+        const __m256 w[2] = {_mm256_loadu_ps(panel + kRows * j), _mm256_loadu_ps(panel + kRows * j + 8)};
+        for (int t = 0; t < T; t++) {
+            const __m256 a = _mm256_set1_ps(x[t][j]);
+            for (int h = 0; h < 2; h++) acc[h][t] = _mm256_fmadd_ps(w[h], a, acc[h][t]);
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + t * out_stride + 8 * h, acc[h][t]);
+}
+
+template <int F>
+void plain_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
+                int64_t out_stride) {
+    alignas(64) float decoded[kPlainChunk * kRows];
+    for (int64_t b = 0; b < k; b += kPlainChunk) {
+        const int64_t count = min64(kPlainChunk, k - b);
+        const uint8_t *from = tile + b / kBlock * kFormats[F].code_bytes;
+        const float *panel = decoded;
+        if (F == HETERO_F32) panel = reinterpret_cast<const float *>(from);
+        else
+            for (int64_t j = 0; j < (count + 1) / 2; j++) {
+                _mm_prefetch(reinterpret_cast<const char *>(from + 64 * j + 4096), _MM_HINT_T0);
+                widen_line<F>(from + 64 * j, decoded + 2 * kRows * j);
+            }
+        int64_t t = 0;
+        for (; t + 6 <= n; t += 6) plain_tokens<6>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
+        for (; t + 2 <= n; t += 2) plain_tokens<2>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
+        for (; t < n; t++) plain_tokens<1>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,15 @@
+// The avx2 tier: AVX2, FMA and F16C.
+#include "plain_avx2.h"
+
+namespace {
+const char *const kTierName = "avx2";
+const TileKernel kTileKernels[HETERO_FORMATS] = {
+    plain_avx2<HETERO_F32>, plain_avx2<HETERO_F16>, plain_avx2<HETERO_BF16>, tile_avx2<HETERO_Q8_0>,
+    tile_avx2<HETERO_Q4_0>, tile_avx2<HETERO_Q4_1>, tile_avx2<HETERO_Q5_0>,  tile_avx2<HETERO_Q5_1>,
+    tile_avx2<HETERO_Q4_K>, tile_avx2<HETERO_Q5_K>, tile_avx2<HETERO_Q6_K>,
+};
+}  // namespace
+
+#include "cpu.h"
+#include "api.h"
+#include "attention.h"
