@@ -75,7 +75,7 @@ def read_into(path: Path, out: U8, tick: Tick) -> None:
 
         def work(index: int) -> int:
             start = index * CHUNK
-            view = memoryview(out[start : start + CHUNK])
+            view = out[start : start + CHUNK].data
             size = len(view)
             while view:
                 got = os.preadv(fd, [view], start)

@@ -33,12 +33,15 @@ class Journal:
             lines = path.read_bytes().split(b"\n")
         except FileNotFoundError:
             return None
-        entries = [entry for entry in map(_parse, lines[:-1]) if entry is not None]
-        if not entries or entries[0].get("key") != key:
+        entries = [_parse(line) for line in lines[:-1]]
+        if not entries or entries[0] is None or entries[0].get("key") != key:
             return None
         journal = cls(path, key)
         for entry in entries[1:]:
-            journal.done[entry.pop("file")] = Packed(**entry)
+            if entry is None:
+                break
+            file = entry.pop("file")
+            journal.done[file] = Packed(**entry)
         return journal
 
     @classmethod

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, UsageError
-from hetero.native import FORMATS, expert_bytes, packed_bytes, row_bytes
+from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_bytes
 
 ExpertMode = Literal["keep", "q4", "q8", "bf16"]
 EXPERT_TARGETS: dict[str, str] = {"q4": "Q4_0", "q8": "Q8_0", "bf16": "BF16"}
@@ -169,9 +169,8 @@ def _layer_slot(layer: int, infos: tuple[TensorInfo, TensorInfo, TensorInfo], ex
                 "convert with --experts keep",
             )
     gate, up, down = formats
-    down_offset = packed_bytes(gate, inter, hidden) + packed_bytes(up, inter, hidden)
     stride = expert_bytes(gate, up, down, hidden, inter)
-    return LayerSlot(layer, n_experts, hidden, inter, gate, up, down, stride, down_offset)
+    return LayerSlot(layer, n_experts, hidden, inter, gate, up, down, stride, down_offset(gate, up, hidden, inter))
 
 
 def piece_range(slot: MatrixSlot, index: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
@@ -28,9 +28,8 @@ from hetero.models.layout import (
     matrix_dims,
     rows_per_piece,
 )
-from hetero.native import FORMATS, expert_bytes, packed_bytes, row_bytes
+from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_bytes
 
-T = TypeVar("T")
 MANIFEST = "manifest.json"
 KIND = "hetero store"
 MAJOR, MINOR = 1, 0
@@ -218,14 +217,15 @@ def _decode_layer(
 ) -> LayerSlot:
     hashes = value.pop("checksums")
     file = value.pop("file")
-    slot = decode(LayerSlot, value | {"layer": layer}, f"layer {layer}")
+    slot: LayerSlot = decode(LayerSlot, value | {"layer": layer}, f"layer {layer}")
     for format in slot.formats:
         _format(format, slot.file)
     if min(slot.n_experts, slot.hidden, slot.inter) < 1:
         raise ValueError(f"layer {layer} has no experts")
-    stride = expert_bytes(*slot.formats, slot.hidden, slot.inter)
-    down = sum(packed_bytes(format, slot.inter, slot.hidden) for format in slot.formats[:2])
-    _same(slot.file, {"file": slot.file, "stride": stride, "down_offset": down}, value | {"file": file})
+    gate, up, down = slot.formats
+    stride = expert_bytes(gate, up, down, slot.hidden, slot.inter)
+    offset = down_offset(gate, up, slot.hidden, slot.inter)
+    _same(slot.file, {"file": slot.file, "stride": stride, "down_offset": offset}, value | {"file": file})
     if files[slot.file].bytes != slot.length:
         raise ValueError(f"{slot.file} has {files[slot.file].bytes} bytes, expected {slot.length}")
     checksums[slot.file] = _hashes(hashes, slot.n_experts, slot.file)

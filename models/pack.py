@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -29,12 +30,6 @@ Tick = Callable[[int], None]
 
 WORKERS = 4
 """Threads that read, hash and pack; enough to keep a disk's queue busy, few enough to bound memory."""
-_EXPONENTS: dict[str, tuple[type[np.uint32] | type[np.uint16], int]] = {
-    "F32": (np.uint32, 0x7F800000),
-    "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-}
-"""A float whose exponent bits are all set is NaN or infinite."""
 _HINT = "download the file again; its content is damaged"
 
 
@@ -71,7 +66,7 @@ class FileSink:
         return allocate(length)
 
     def commit(self, offset: int, data: U8) -> str:
-        view = memoryview(data)
+        view = data.data
         while view:
             written = os.pwrite(self.fd, view, offset)
             view = view[written:]
@@ -88,9 +83,15 @@ class Packed:
     error: float | None = None
 
 
-def checksum(data: U8 | bytes | memoryview) -> str:
+def checksum(data: U8 | bytes) -> str:
     """The store's checksum of some bytes: BLAKE2b-128, in hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return digest(data).hex()
+
+
+def digest(data: U8 | F32 | bytes) -> bytes:
+    """BLAKE2b-128 of a buffer; the interpreter's lock is released meanwhile."""
+    view = data if isinstance(data, bytes) else data.reshape(-1).data
+    return hashlib.blake2b(view, digest_size=16).digest()
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:
@@ -115,7 +116,7 @@ def pack_layer(source: Checkpoint, slot: LayerSlot, kernels: Kernels, sink: Sink
     infos = [source.info(name) for name in slot.names]
     source_bytes = sum(info.n_bytes for info in infos) // slot.n_experts
     experts = []
-    for expert in in_order(lambda index: _pack_expert(source, slot, infos, index, kernels, sink), slot.n_experts):
+    for expert in in_order(partial(_pack_expert, source, slot, infos, kernels, sink), slot.n_experts):
         experts.append(expert)
         tick(source_bytes)
     requantised = any(format != info.format for format, info in zip(slot.formats, infos, strict=True))
@@ -133,9 +134,9 @@ def pack_dense(source: Checkpoint, slots: Sequence[MatrixSlot], kernels: Kernels
     result = Packed()
     for slot in slots:
         checksums, digests = [], []
-        for piece, digest, size in in_order(lambda i, s=slot: _pack_piece(source, s, i, kernels, sink), slot.n_pieces):
+        for piece, hashed, size in in_order(partial(_pack_piece, source, slot, kernels, sink), slot.n_pieces):
             checksums.append(piece)
-            digests.append(digest)
+            digests.append(hashed)
             tick(size)
         result.checksums[slot.name] = checksums
         result.digests[slot.name] = _digest(source.info(slot.name), digests)
@@ -150,18 +151,18 @@ def read_small(source: Checkpoint, infos: Sequence[TensorInfo], tick: Tick) -> t
         if not np.isfinite(values).all():
             raise ModelError(f"tensor {info.name} holds NaN or infinite values", _HINT)
         arrays[info.name] = values
-        digests[info.name] = _digest(info, [hashlib.blake2b(values, digest_size=16).digest()])
+        digests[info.name] = _digest(info, [digest(values)])
         tick(info.n_bytes)
     return arrays, digests
 
 
 def _digest(info: TensorInfo, slices: Sequence[bytes]) -> str:
     head = f"{info.name} {info.format} {list(info.shape)} ".encode()
-    return hashlib.blake2b(head + b"".join(slices), digest_size=16).hexdigest()
+    return checksum(head + b"".join(slices))
 
 
 def _pack_piece(
-    source: Checkpoint, slot: MatrixSlot, index: int, kernels: Kernels, sink: Sink
+    source: Checkpoint, slot: MatrixSlot, kernels: Kernels, sink: Sink, index: int
 ) -> tuple[str, bytes, int]:
     start = index * slot.rows_per_piece
     stop = min(slot.n, start + slot.rows_per_piece)
@@ -170,7 +171,7 @@ def _pack_piece(
     offset, length = piece_range(slot, index)
     out = sink.buffer(offset, length)
     kernels.pack(slot.format, rows, stop - start, slot.k, out=out[: packed_bytes(slot.format, stop - start, slot.k)])
-    return sink.commit(offset, out), hashlib.blake2b(rows, digest_size=16).digest(), rows.nbytes
+    return sink.commit(offset, out), digest(rows), rows.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +185,13 @@ class _Expert:
 
 
 def _pack_expert(
-    source: Checkpoint, slot: LayerSlot, infos: Sequence[TensorInfo], index: int, kernels: Kernels, sink: Sink
+    source: Checkpoint, slot: LayerSlot, infos: Sequence[TensorInfo], kernels: Kernels, sink: Sink, index: int
 ) -> _Expert:
     parts, digests = [], []
     error = norm = 0.0
     for info, format in zip(infos, slot.formats, strict=True):
         rows = source.read_rows(info.name, expert=index)
-        digests.append(hashlib.blake2b(rows, digest_size=16).digest())
+        digests.append(digest(rows))
         _check(kernels, info.format, rows, info.shape[-1], f"{info.name} (expert {index})", 0)
         if format != info.format:
             rows, part_error, part_norm = _requantise(kernels, info.format, format, rows, info.shape[-1])
@@ -215,17 +216,10 @@ def _requantise(kernels: Kernels, old: str, new: str, rows: U8, k: int) -> tuple
 
 def _check(kernels: Kernels, format: str, rows: U8, k: int, where: str, first_row: int) -> None:
     """Raises ModelError naming the tensor and place of the first NaN or infinite weight or scale of `rows`."""
-    n = rows.shape[0]
-    if format in _EXPONENTS:
-        dtype, mask = _EXPONENTS[format]
-        bits = rows.view(dtype)
-        bad = (bits & mask) == mask
-        if bad.any():
-            row, column = divmod(int(np.flatnonzero(bad)[0]), k)
-            raise ModelError(f"tensor {where}: weight [{first_row + row}, {column}] is NaN or infinite", _HINT)
+    block = kernels.check_scales(format, rows, rows.shape[0], k)
+    if block < 0:
         return
-    block = kernels.check_scales(format, rows, n, k)
-    if block >= 0:
-        per_row = k // FORMATS[format].block_k
-        row = first_row + block // per_row
-        raise ModelError(f"tensor {where}: block {block % per_row} of row {row} has a NaN or infinite scale", _HINT)
+    info = FORMATS[format]
+    row, column = divmod(block, k // info.block_k)
+    what = f"the scale of block {column} of row" if info.quantised else f"weight {column} of row"
+    raise ModelError(f"tensor {where}: {what} {first_row + row} is NaN or infinite", _HINT)

@@ -24,7 +24,7 @@ def source_key(source: Checkpoint, text: Path, experts: str) -> str:
             key.update(source.read_f32(info.name).tobytes())
         else:
             expert = 0 if info.role == "expert" else None
-            key.update(source.read_rows(info.name, expert=expert, start=0, stop=1))
+            key.update(source.read_rows(info.name, expert=expert, start=0, stop=1).tobytes())
     for path in sorted(path for path in text.rglob("*") if path.is_file()):
         key.update(f"{path.relative_to(text).as_posix()} ".encode() + path.read_bytes())
     return key.hexdigest()

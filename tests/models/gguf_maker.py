@@ -9,6 +9,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from hetero.native import row_bytes
+
 U8 = npt.NDArray[np.uint8]
 SCALES = {
     "Q8_0": (34, 32, (0,)),
@@ -39,6 +41,8 @@ class Shape:
     dense: str = "Q8_0"
     tied: bool = False
     seed: int = 1
+    blank: bool = False
+    """All codes and scales zero: quick to make where only the size matters."""
     raw: dict[str, U8] = field(default_factory=dict)
     """Filled by `write`: the raw rows of every matrix by GGUF name, [rows, row bytes]."""
 
@@ -67,7 +71,8 @@ def write(path: Path, shape: Shape) -> Path:
     _add_metadata(writer, shape)
 
     def matrix(name: str, format: str, n: int, k: int, experts: int = 0) -> None:
-        rows = random_rows(rng, format, n * max(1, experts), k)
+        count = n * max(1, experts)
+        rows = np.zeros((count, row_bytes(format, k)), np.uint8) if shape.blank else random_rows(rng, format, count, k)
         shape.raw[name] = rows
         data = rows.reshape(experts, n, -1) if experts else rows
         if format in ("F32", "F16"):
