@@ -43,9 +43,8 @@ class Keys:
         """The raw value, or None."""
         value = self.values.get(self.prefix + key)
         if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if isinstance(value, list) and value and key not in _LISTS and all(v == value[0] for v in value):
-            return value[0]
+            entries = value.tolist()
+            return entries[0] if entries and all(v == entries[0] for v in entries) else entries
         return value
 
     def has(self, key: str) -> bool:
@@ -123,9 +122,6 @@ class Keys:
                 f"{self.where}: {self.prefix}{key} is {_short(value)}; this version supports only {names}",
                 "this variant of the architecture is not supported yet",
             )
-
-
-_LISTS = frozenset({"mlp_only_layers", "architectures"})
 
 
 def _short(value: Any) -> str:
