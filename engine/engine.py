@@ -17,8 +17,8 @@ from hetero.engine.owners import DenseOwner, NativeOwner, TorchOwner
 from hetero.engine.request import Request
 from hetero.engine.sampling import Sampler, Sampling
 from hetero.engine.schedule import Schedule
-from hetero.machine import plan as make_plan
-from hetero.machine import probe
+from hetero.machine.plan import plan as make_plan
+from hetero.machine.probe import probe
 from hetero.machine.types import Plan, PlanRequest, UsageError
 from hetero.models.families import FAMILIES
 from hetero.models.load import Model, load_model, open_model
@@ -65,11 +65,11 @@ class Engine:
         `progress(done_bytes, total_bytes, what)` is called while they are.
         """
         source = open_model(Path(path))
-        tier = choose_tier(None)
+        choose_tier(None)  # HETERO_ISA that cannot be met is refused before anything else
         if plan is None:
             request = PlanRequest(device=device, threads=threads, context=context, kv_dtype=kv_dtype)
-            plan = make_plan(source.index, probe(), request)
-        return cls(load_model(source, Kernels(tier), progress), plan)
+            plan = make_plan(source.index, probe(device=device), request)
+        return cls(load_model(source, Kernels(plan.isa_tier), progress), plan)
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -151,14 +151,15 @@ class Engine:
 
     def _emit(self, work: list[tuple[Request, list[int]]], logits: torch.Tensor) -> None:
         rows = logits.to("cpu").numpy()
-        if self.text.n_tokens < rows.shape[1]:
-            rows[:, self.text.n_tokens :] = -np.inf  # padding of the vocabulary is never a token
         start = 0
         for request, tokens in work:
             assert request.sequence is not None
             before = request.sequence.length - len(tokens)
             count = len(tokens) if request.collect else int(before + len(tokens) >= len(request.ids))
-            request.accept(rows[start : start + count])
+            wanted = rows[start : start + count]
+            if not request.collect:
+                wanted[:, self.text.n_tokens :] = -np.inf  # padding of the vocabulary is never a token
+            request.accept(wanted)
             start += count
             if request.finished:
                 self._schedule.remove(request)
