@@ -20,8 +20,10 @@ from hetero.models.layout import EXPERT_TARGETS, make_layout
 from hetero.models.load import load_source_text
 from hetero.models.lock import locked
 from hetero.models.progress import Progress, silent
-from hetero.models.store import is_store
+from hetero.models.store import VerifyReport, is_store, verify
 from hetero.native import Kernels
+
+__all__ = ["ConvertReport", "VerifyReport", "convert", "verify"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)

@@ -13,6 +13,7 @@ from hetero.models.load import Model, load_model, open_model
 from hetero.models.store import Store
 from hetero.native import Kernels
 from tests.models.gguf_maker import ALL_FORMATS, Shape, write
+from tests.tiny import tiny_gguf, tiny_hf
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,10 @@ def load(path: Path, kernels: Kernels) -> Model:
         return load_model(source, kernels)
     finally:
         source.close()
+
+
+def facts(model: Model) -> list[tuple[object, ...]]:
+    return sorted((t.name, t.shape, t.format, t.role) for t in model.index.tensors)
 
 
 def unpacked_expert(model: Model, layer: int, expert: int) -> tuple[np.ndarray, ...]:
@@ -52,24 +57,39 @@ def test_codes_come_back_out_of_a_store_bit_for_bit(tmp_path: Path, kernels: Ker
 
 def test_store_and_checkpoint_load_to_the_same_model(tmp_path: Path, kernels: Kernels) -> None:
     shape = Shape(gate="Q4_K", up="Q5_0", down="Q6_K")
-    path = write(tmp_path / "m.gguf", shape)
-    convert(path, experts="keep", kernels=kernels)
-    packed, stored = load(path, kernels), load(tmp_path / "m.hetero", kernels)
+    same_after_conversion(write(tmp_path / "m.gguf", shape), kernels)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3moe", "deepseek2"])
+def test_every_gguf_architecture_loads_alike_from_its_store(tmp_path: Path, kernels: Kernels, arch: str) -> None:
+    same_after_conversion(tiny_gguf(arch, tmp_path / f"{arch}.gguf"), kernels)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe_plain_topk", "deepseek_v2_lite", "kimi_k2"])
+def test_every_hub_family_loads_alike_from_its_store(tmp_path: Path, kernels: Kernels, family: str) -> None:
+    same_after_conversion(tiny_hf(family, tmp_path, sharded=True, dtype="bfloat16"), kernels)
+
+
+def same_after_conversion(path: Path, kernels: Kernels) -> None:
+    """Asserts that the checkpoint and its store load to the same weights, configuration and text."""
+    packed = load(path, kernels)
+    stored = load(convert(path, kernels=kernels).path, kernels)
     assert packed.fingerprint == stored.fingerprint
     assert packed.config == stored.config
-    assert [(t.name, t.shape, t.format, t.role) for t in stored.index.tensors] == sorted(
-        (t.name, t.shape, t.format, t.role) for t in packed.index.tensors
-    )
+    assert facts(stored) == facts(packed)
     assert packed.matrices.keys() == stored.matrices.keys()
     for name, matrix in packed.matrices.items():
         assert np.array_equal(matrix.data, stored.matrices[name].data), name
         assert matrix.shape == stored.matrices[name].shape
     for layer, bank in packed.banks.items():
         assert np.array_equal(bank.data, stored.banks[layer].data)
+    assert packed.small.keys() == stored.small.keys()
     for name, values in packed.small.items():
         assert np.array_equal(values, stored.small[name])
     assert packed.text.tokenizer.encode("the thing") == stored.text.tokenizer.encode("the thing")
     assert packed.text.stop_ids == stored.text.stop_ids
+    assert packed.text.generation == stored.text.generation
+    assert (packed.text.template is None) == (stored.text.template is None)
 
 
 def test_tied_head_is_the_embedding(tmp_path: Path, kernels: Kernels) -> None:
