@@ -13,7 +13,7 @@ from hetero.machine.types import UsageError
 
 if TYPE_CHECKING:
     from hetero.engine import Engine, Event, Sampling
-    from hetero.models.text import ThinkingSplitter
+    from hetero.models.text import Prompt, ThinkingSplitter
 
 Kind = Literal["thinking", "answer"]
 
@@ -53,16 +53,14 @@ class Answer:
         return wording.per_second(len(self.ids) - 1, self.decode_seconds)
 
 
-def generate(
-    engine: Engine, prompt: str, ids: Sequence[int], sampling: Sampling, sink: Sink, stopped: Callable[[], bool]
-) -> Answer:
+def generate(engine: Engine, prompt: Prompt, sampling: Sampling, sink: Sink, stopped: Callable[[], bool]) -> Answer:
     """Run one request to its end, or until `stopped()`; white space in front of the answer is dropped."""
     from hetero.models.text import ThinkingSplitter
 
-    answer = Answer(prompt_tokens=len(ids))
-    writer = _Writer(answer, ThinkingSplitter(prompt[-256:]), sink)
+    answer = Answer(prompt_tokens=len(prompt.ids))
+    writer = _Writer(answer, ThinkingSplitter(prompt.text[-256:]), sink)
     clock = _Clock(answer)
-    events = cast("Generator[Event, None, None]", engine.generate(ids, sampling))
+    events = cast("Generator[Event, None, None]", engine.generate(prompt.ids, sampling))
     with contextlib.closing(events):
         for event in events:
             _take(event, answer, writer, clock, sink)

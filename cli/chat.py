@@ -118,8 +118,7 @@ def _sampling(text: TextModel, given: dict[str, Any]) -> Sampling:
     """What the user asks for, then what the model's generation config says, then greedy."""
     from hetero.engine import Sampling
 
-    known = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
-    chosen = {name: value for name, value in text.generation.items() if name in known and value is not None}
+    chosen: dict[str, Any] = dict(text.generation)
     chosen |= {name: value for name, value in given.items() if value is not None}
     return Sampling(**chosen)
 
@@ -127,6 +126,8 @@ def _sampling(text: TextModel, given: dict[str, Any]) -> Sampling:
 def _conversation(text: TextModel, system: str | None, use_template: bool) -> Conversation:
     from hetero.cli.conversation import Conversation
 
+    for line in text.notes:
+        output.note(line)
     if use_template and text.template is None:
         output.note("this model has no chat template: it continues each message as plain text")
     return Conversation(text, system, use_template)
@@ -165,10 +166,10 @@ def _answer_once(
 ) -> None:
     from hetero.cli.answer import check_room, generate
 
-    prompt, ids = conversation.prompt()
-    check_room(len(ids), engine.plan.context, "a larger --context makes room")
+    prompt = conversation.prompt()
+    check_room(len(prompt.ids), engine.plan.context, "a larger --context makes room")
     sink = _Pipe(silent=json)
-    answer = generate(engine, prompt, ids, sampling, sink, lambda: False)
+    answer = generate(engine, prompt, sampling, sink, lambda: False)
     sink.finish()
     if json:
         output.json_result("hetero.chat", _body(answer, prepared))

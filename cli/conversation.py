@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetero.models.text import TextModel
+    from hetero.models.text import Prompt, TextModel
 
 
 @dataclass
@@ -48,22 +49,16 @@ class Conversation:
         self.messages.clear()
         self._seen, self._seen_ids = "", []
 
-    def prompt(self) -> tuple[str, list[int]]:
-        """The text that the model continues, and its token ids."""
-        template = self.text.template
-        if template is None or not self.use_template:
-            plain = self.messages[-1]["content"] if self.messages else ""
-            prompt = f"{self.system}\n{plain}" if self.system else str(plain)
-            return prompt, self.text.tokenizer.encode(prompt, add_special=True)
+    def prompt(self) -> Prompt:
+        """The text that the model continues, and its token ids; raises what the template raises."""
+        if not self.use_template or self.text.template is None:
+            plain = str(self.messages[-1]["content"])
+            return self.text.encode_text(f"{self.system}\n{plain}" if self.system else plain)
         system = [{"role": "system", "content": self.system}] if self.system else []
-        prompt = template.render([*system, *self.messages], add_generation_prompt=True)
-        return prompt, self._encode(prompt)
-
-    def _encode(self, prompt: str) -> list[int]:
-        encode = self.text.tokenizer.encode
-        if self._seen and prompt.startswith(self._seen):
-            tail = encode(prompt[len(self._seen) :])
-            # A stop token is never merged with its neighbours, so the seam is clean only in front of one.
-            if tail and tail[0] in self.text.stop_ids:
-                return [*self._seen_ids, *tail]
-        return encode(prompt)
+        prompt = self.text.encode_chat([*system, *self.messages])
+        if not self._seen or not prompt.text.startswith(self._seen):
+            return prompt
+        tail = self.text.tokenizer.encode(prompt.text[len(self._seen) :])
+        # A stop token is never merged with its neighbours, so the seam is clean only in front of one.
+        clean = bool(tail) and tail[0] in self.text.stop_ids
+        return dataclasses.replace(prompt, ids=[*self._seen_ids, *tail]) if clean else prompt

@@ -16,7 +16,7 @@ from hetero.machine.types import UsageError
 from hetero.machine.units import size_text
 
 if TYPE_CHECKING:
-    from hetero.models.convert import ConvertReport
+    from hetero.models.conversion import ConvertReport
 
 Experts = Literal["keep", "q4", "q8", "bf16"]
 
@@ -64,7 +64,7 @@ def _path(text: str, what: str) -> Path:
 
 def _convert(src: Path, dst: Path | None, experts: Experts, check: bool, force: bool, as_json: bool) -> None:
     from hetero.models.convert import convert as run
-    from hetero.models.convert import verify
+    from hetero.models.store import verify
     from hetero.native import Kernels, choose_tier
 
     kernels = Kernels(choose_tier(None))
@@ -100,15 +100,16 @@ def _show(report: ConvertReport, verified: bool) -> None:
 
 
 def _verify(store: Path, as_json: bool) -> None:
-    from hetero.models.convert import verify
+    from hetero.models.store import verify
 
     with output.progress("verifying") as progress:
-        verify(store, progress)
+        report = verify(store, progress)
     if as_json:
-        output.json_result("hetero.convert", {"path": str(store), "verified": True})
+        body = {"path": str(report.path), "fingerprint": report.fingerprint, "store_bytes": report.bytes}
+        output.json_result("hetero.convert", body | {"verified": True})
     else:
-        output.success("every byte is as it was written")
-        output.result(str(store))
+        output.success(f"{report.files} files, {size_text(report.bytes)}: every byte is as it was written")
+        output.result(str(report.path))
 
 
 def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> None:

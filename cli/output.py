@@ -164,8 +164,8 @@ def progress(label: str) -> Iterator[ProgressCallback]:
         task = bar.add_task(label, total=None)
 
         def advance(done: int, total: int, what: str) -> None:
-            room = max(width(sys.stderr) - 40, len(label))
-            text = wording.one_line(f"{label} {what}")[:room]
+            room = max(width(sys.stderr) - 45, len(label))
+            text = wording.one_line(what or label)[:room]
             bar.update(task, completed=done, total=total, description=text.replace("[", r"\["))
 
         yield advance
@@ -231,7 +231,7 @@ def _plain_progress(label: str) -> ProgressCallback:
         nonlocal last
         if time.monotonic() - last >= _PLAIN_LINE_SECONDS:
             last = time.monotonic()
-            log.info("%s %s: %s of %s", label, what, size_text(done), size_text(total))
+            log.info("%s: %s of %s", what or label, size_text(done), size_text(total))
 
     return advance
 

@@ -167,13 +167,15 @@ class Repl:
         output.note(self._summary(answer))
 
     def _generate(self) -> Answer:
-        prompt, ids = self._conversation.prompt()
-        check_room(len(ids), self._engine.plan.context, "/clear starts anew; a larger --context holds more")
+        prompt = self._conversation.prompt()
+        check_room(len(prompt.ids), self._engine.plan.context, "/clear starts anew; a larger --context holds more")
         screen = Screen()
         with no_echo(), Interrupt() as interrupt:
-            answer = generate(self._engine, prompt, ids, self._sampling, screen, lambda: interrupt.pressed)
+            answer = generate(self._engine, prompt, self._sampling, screen, lambda: interrupt.pressed)
         screen.finish()
-        self._conversation.answered(answer.answer, answer.thinking, prompt + answer.raw, [*ids, *answer.ids])
+        self._conversation.answered(
+            answer.answer, answer.thinking, prompt.text + answer.raw, [*prompt.ids, *answer.ids]
+        )
         return answer
 
     def _summary(self, answer: Answer) -> str:
