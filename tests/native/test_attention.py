@@ -143,7 +143,8 @@ def test_norm_and_rotation_equal_float64(kernels, interleaved, tokens, heads, d,
     y = x.astype(np.float64)
     if normed:
         y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
-    a, b = (y[..., 0 : 2 * half : 2], y[..., 1 : 2 * half : 2]) if interleaved else (y[..., :half], y[..., half : 2 * half])
+    halves = (y[..., :half], y[..., half : 2 * half])
+    a, b = (y[..., 0 : 2 * half : 2], y[..., 1 : 2 * half : 2]) if interleaved else halves
     c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
     expected = np.concatenate([a * c - b * s, b * c + a * s, y[..., 2 * half :]], -1)
     assert np.abs(out - expected).max() < 5e-6

@@ -1,0 +1,168 @@
+"""Packing without loss, dequantisation to the bit, quantisation with small error."""
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.native import FORMATS, Kernels, PackedMatrix, expert_bytes, packed_bytes, row_bytes
+from tests.native.weights import USABLE, dequantized, normal, packed, raw_rows
+
+SHAPES = [(16, 256), (40, 512), (7, 256), (1, 1024)]
+
+
+@pytest.fixture(params=USABLE)
+def kernels(request):
+    return Kernels(request.param)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_unpack_gives_back_the_bits_that_were_packed(kernels, fmt, shape):
+    n, k = shape
+    rows = np.random.default_rng(1).integers(0, 256, (n, row_bytes(fmt, k)), dtype=np.uint8)
+    tiles = kernels.pack(fmt, rows, n, k)
+    assert tiles.size == packed_bytes(fmt, n, k)
+    assert np.array_equal(kernels.unpack(fmt, tiles, n, k), rows)
+
+
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16"])
+def test_plain_rows_of_any_length_survive_packing(kernels, fmt):
+    for k in (1, 31, 33, 100):
+        rows = raw_rows(fmt, 5, k)
+        assert np.array_equal(kernels.unpack(fmt, kernels.pack(fmt, rows, 5, k), 5, k), rows)
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_tiers_pack_alike_and_padding_is_zero(fmt):
+    rows = raw_rows(fmt, 7, 256)
+    tiles = [Kernels(tier).pack(fmt, rows, 7, 256) for tier in USABLE]
+    assert all(np.array_equal(tiles[0], other) for other in tiles)
+    blank = Kernels(USABLE[0]).pack(fmt, np.concatenate([rows, np.zeros((9, rows.shape[1]), np.uint8)]), 16, 256)
+    assert np.array_equal(blank, tiles[0])
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_dequantize_equals_ggml_to_the_bit(kernels, fmt):
+    rows = raw_rows(fmt, 24, 512)
+    expected = dequantized(fmt, rows, 24, 512)
+    assert np.array_equal(kernels.dequantize(fmt, rows, 24, 512), expected)
+    matrix = packed(kernels, fmt, rows, 24, 512)
+    assert np.array_equal(kernels.dequantize_packed(matrix), expected)
+    ids = np.array([23, 0, 0, 17], np.int32)
+    assert np.array_equal(kernels.gather_rows(matrix, ids), expected[ids])
+
+
+def test_every_half_is_widened_exactly(kernels):
+    rows = np.arange(65536, dtype=np.uint16).reshape(64, 1024)
+    got = kernels.dequantize("F16", rows.view(np.uint8), 64, 1024)
+    assert np.array_equal(got, rows.view(np.float16).astype(np.float32), equal_nan=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(width=32), min_size=32, max_size=32))
+def test_half_and_bfloat16_round_to_nearest_even(values):
+    kernels = Kernels(USABLE[-1])
+    x = np.array([values], np.float32)
+    with np.errstate(over="ignore"):
+        half = x.astype(np.float16)
+    assert np.array_equal(kernels.quantize("F16", x).view(np.float16), half, equal_nan=True)
+    bits = x.view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    got = kernels.quantize("BF16", x).view(np.uint16)
+    assert np.array_equal(got[~np.isnan(x)], rounded[~np.isnan(x)])
+    assert np.isnan((got[np.isnan(x)].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_q8_0_is_quantised_as_ggml_does(kernels, scale):
+    x = normal(np.random.default_rng(2), 20, 256) * np.float32(scale)
+    x[3, 32:64] = 0
+    expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
+    assert np.array_equal(kernels.quantize("Q8_0", x), expected)
+
+
+@pytest.mark.parametrize("shape", ["normal", "heavy", "one-sided"])
+def test_q4_0_scales_leave_less_error_than_ggml(kernels, shape):
+    x = normal(np.random.default_rng(3), 64, 512)
+    x = {"normal": x, "heavy": x**3, "one-sided": np.abs(x)}[shape]
+    x[0, :32] = 0
+
+    def error(rows):
+        return np.square(dequantized("Q4_0", rows, 64, 512).astype(np.float64) - x).mean()
+
+    ours, theirs = kernels.quantize("Q4_0", x), gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q4_0)
+    assert error(ours) < 0.95 * error(theirs)
+    assert not dequantized("Q4_0", ours, 64, 512)[0, :32].any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_first_block_with_a_bad_scale_is_found(kernels, fmt, bad):
+    k, info = 512, FORMATS[fmt]
+    rows = raw_rows(fmt, 6, k)
+    assert kernels.check_scales(fmt, rows, 6, k) == -1
+    blocks = rows.reshape(6, k // info.block_k, info.block_bytes)
+    offset = 208 if fmt == "Q6_K" else 0
+    kind = {"F32": np.float32, "BF16": np.uint16}.get(fmt, np.float16)
+    value = np.array([bad], np.float32).view(np.uint16)[1:] if fmt == "BF16" else np.array([bad]).astype(kind)
+    blocks[4, 1, offset : offset + value.nbytes] = value.view(np.uint8)
+    assert kernels.check_scales(fmt, rows, 6, k) == 4 * (k // info.block_k) + 1
+
+
+@pytest.mark.parametrize("fmt", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
+def test_a_bad_minimum_is_found(kernels, fmt):
+    rows = raw_rows(fmt, 1, 256)
+    rows[0, 2:4] = np.array([np.nan], np.float16).view(np.uint8)
+    assert kernels.check_scales(fmt, rows, 1, 256) == 0
+
+
+@pytest.mark.parametrize("target", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_a_nan_survives_quantisation_so_that_the_check_finds_it(kernels, target):
+    x = normal(np.random.default_rng(4), 1, 64)
+    x[0, 40] = np.nan
+    rows = kernels.quantize(target, x)
+    assert kernels.check_scales(target, rows, 1, 64) == (1 if FORMATS[target].quantised else 40)
+
+
+def test_an_expert_survives_packing_and_is_page_aligned(kernels):
+    hidden, inter = 256, 320
+    fmts = ("Q4_0", "Q8_0", "F16")
+    rows = [
+        raw_rows(fmt, n, k, i)
+        for i, (fmt, n, k) in enumerate([(fmts[0], inter, hidden), (fmts[1], inter, hidden), (fmts[2], hidden, inter)])
+    ]
+    out = np.full(expert_bytes(*fmts, hidden, inter), 255, np.uint8)
+    assert out.size % 4096 == 0
+    kernels.pack_expert(rows[0], fmts[0], rows[1], fmts[1], rows[2], fmts[2], hidden, inter, out)
+    for got, raw in zip(kernels.unpack_expert(out, *fmts, hidden, inter), rows, strict=True):
+        assert np.array_equal(got, raw)
+
+
+def test_sizes_follow_the_formats():
+    assert row_bytes("Q4_K", 2048) == 8 * 144
+    assert packed_bytes("Q4_0", 768, 2048) == 768 * 2048 * 4.5 / 8
+    assert FORMATS["Q4_K"].bits_per_weight == 4.5
+    with pytest.raises(ValueError, match="256"):
+        row_bytes("Q6_K", 128)
+    with pytest.raises(ValueError, match="unknown weight format IQ4_NL"):
+        row_bytes("IQ4_NL", 128)
+
+
+def test_wrong_lengths_and_types_are_refused(kernels):
+    rows = raw_rows("Q4_0", 16, 64)
+    with pytest.raises(ValueError, match="rows: 576 bytes given, 612 expected"):
+        kernels.pack("Q4_0", rows, 17, 64)
+    with pytest.raises(ValueError, match="out"):
+        kernels.pack("Q4_0", rows, 16, 64, out=np.empty(10, np.uint8))
+    with pytest.raises(ValueError, match="scattered"):
+        kernels.pack("Q4_0", rows[:, ::2], 16, 64)
+    with pytest.raises(ValueError, match="tiles"):
+        kernels.unpack("Q4_0", np.zeros(100, np.uint8), 16, 64)
+    with pytest.raises(ValueError, match="nothing is quantised to Q4_K"):
+        kernels.quantize("Q4_K", np.zeros((1, 256), np.float32))
+    with pytest.raises(ValueError, match="packed matrix"):
+        PackedMatrix("Q4_0", 16, 64, np.zeros(100, np.uint8), (16, 64))
+    with pytest.raises(ValueError, match="row 16 of a matrix of 16 rows"):
+        kernels.gather_rows(packed(kernels, "Q4_0", rows, 16, 64), np.array([16]))
