@@ -1,16 +1,106 @@
-"""Causal attention of one request's new tokens over its cached ones, in torch, on the device of its inputs."""
+"""Causal attention of one request's new tokens over its cached ones: natively for few tokens, in torch for many."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hetero.engine.batch import Span
+from hetero.engine.kvcache import KVCache
+from hetero.engine.pages import PAGE
+from hetero.native import Kernels, Pool
+from hetero.native.attention import PagedAttention, Store
+
+NATIVE_TOKENS = 8
+"""Up to this many tokens the native kernel is faster than torch: it reads the pages as they lie."""
+
+
+class Attention(Protocol):
+    """Appends a span's keys and values to the cache and attends; float32 in and out."""
+
+    def grouped(
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """q [T, H, d], k and v [T, G, d] of the span's rows: [T, H, d]. Head h reads key head h // (H / G)."""
+
+    def latent(
+        self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
+    ) -> torch.Tensor:
+        """q [T, H, rank + rope] over the shared `latent` [T, rank + rope], whose first `rank` are the values."""
+
+
+class TorchAttention:
+    """On any torch device."""
+
+    def __init__(self, kv: KVCache) -> None:
+        self._kv = kv
+
+    def grouped(
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        for name, values in (("k", k), ("v", v)):
+            self._kv.append(layer, name, span.sequence, span.first, values)
+        keys, values = (self._kv.view(layer, name, span.sequence, span.length) for name in ("k", "v"))
+        return attend(q, keys, values, span.first, scale)
+
+    def latent(
+        self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
+    ) -> torch.Tensor:
+        self._kv.append(layer, "latent", span.sequence, span.first, latent)
+        keys = self._kv.view(layer, "latent", span.sequence, span.length)[:, None]
+        return attend(q, keys, keys[..., :rank], span.first, scale)
+
+
+class NativeAttention:
+    """On the CPU: the native kernel up to NATIVE_TOKENS tokens, torch beyond."""
+
+    def __init__(self, kv: KVCache, kernels: Kernels, pool: Pool) -> None:
+        self._kv, self._kernels, self._pool = kv, kernels, pool
+        self._torch = TorchAttention(kv)
+        self._paged: dict[int, PagedAttention] = {}
+
+    def grouped(
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        if len(q) > NATIVE_TOKENS:
+            return self._torch.grouped(layer, span, q, k, v, scale)
+        if layer not in self._paged:
+            stores = [self._store(layer, name) for name in ("k", "v")]
+            self._paged[layer] = self._make(stores[0], stores[1], q.shape[1], v.shape[2], scale)
+        return self._attend(self._paged[layer], span, q, k.contiguous(), v.contiguous(), v.shape[2])
+
+    def latent(
+        self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
+    ) -> torch.Tensor:
+        if len(q) > NATIVE_TOKENS:
+            return self._torch.latent(layer, span, q, latent, rank, scale)
+        if layer not in self._paged:
+            self._paged[layer] = self._make(self._store(layer, "latent"), None, q.shape[1], rank, scale)
+        return self._attend(self._paged[layer], span, q, latent.contiguous(), None, rank)
+
+    def _make(self, keys: Store, values: Store | None, heads: int, width: int, scale: float) -> PagedAttention:
+        return PagedAttention(self._kernels, keys, values, heads, width, PAGE, scale)
+
+    def _store(self, layer: int, name: str) -> Store:
+        tensor, fmt = self._kv.store(layer, name)
+        groups = tensor.shape[1] if tensor.ndim == 3 else 1
+        return Store(tensor.data_ptr(), tensor.shape[0], groups, tensor.shape[-1], fmt)
+
+    def _attend(
+        self, paged: PagedAttention, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, width: int
+    ) -> torch.Tensor:
+        table = np.array(span.sequence.pages, dtype=np.int32)
+        q, out = q.contiguous(), torch.empty(len(q), q.shape[1], width)
+        paged.append(table, span.first, len(q), k.data_ptr(), 0 if v is None else v.data_ptr())
+        paged.attend(self._pool, table, span.first, len(q), q.data_ptr(), out.data_ptr())
+        return out
+
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float) -> torch.Tensor:
-    """Attention of q [T, H, d] at positions first.. over k [L, G, d], v [L, G, e], L = first + T; returns [T, H, e].
-
-    Heads are grouped: head h reads key head h // (H / G).
-    """
+    """Attention of q [T, H, d] at positions first.. over k [L, G, d], v [L, G, e], L = first + T; returns [T, H, e]."""
     if q.shape[0] == 1:
         return _attend_one(q[0], k, v, scale)[None]
     return _attend_many(q, k, v, first, scale)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hetero.engine.attention import Attention, NativeAttention, TorchAttention
 from hetero.engine.batch import make_batch
 from hetero.engine.events import Event
 from hetero.engine.kvcache import KVCache
@@ -43,7 +44,10 @@ class Engine:
         self._pool = Pool(plan.cpus, model.kernels)
         owner = owner or _owner(model, plan, self._pool)
         self._kv = KVCache(model.config, plan.context, plan.kv_dtype, owner.device)
-        self._runtime = Runtime(model, owner, self._pool, self._kv)
+        attention: Attention = TorchAttention(self._kv)
+        if owner.device.type == "cpu":
+            attention = NativeAttention(self._kv, model.kernels, self._pool)
+        self._runtime = Runtime(model, owner, self._pool, attention)
         self._forward = FAMILIES[model.config.family].forward
         self._schedule = Schedule(self._kv, plan.prefill_chunk)
 
@@ -71,14 +75,14 @@ class Engine:
             plan = make_plan(source.index, probe(device=device), request)
         return cls(load_model(source, Kernels(plan.isa_tier), progress), plan)
 
-    @torch.inference_mode()
     def step(self) -> bool:
         """Admit, run, sample, emit. False when there was nothing to do."""
         self._schedule.admit()
         work = self._schedule.next()
         if not work:
             return False
-        logits = self._run(work)
+        with torch.inference_mode():
+            logits = self._run(work)
         self._emit(work, logits)
         return True
 

@@ -10,6 +10,7 @@ from hetero.engine.pages import PAGE, PagePool, Sequence
 from hetero.models.config import ModelConfig
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -48,6 +49,10 @@ class KVCache:
 
     def close(self, sequence: Sequence) -> None:
         self.pool.close(sequence)
+
+    def store(self, layer: int, name: str) -> tuple[torch.Tensor, str]:
+        """The whole paged tensor [slots, ...] of a state, and its type by ggml's name."""
+        return self._stores[layer][name], NAMES[self.dtype]
 
     def append(self, layer: int, name: str, sequence: Sequence, start: int, values: torch.Tensor) -> None:
         """Store `values` [n, ...] as the positions start.. of `sequence`; its pages must be reserved."""

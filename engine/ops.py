@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-from hetero.engine.attention import attend
+from hetero.engine.attention import Attention
 from hetero.engine.batch import Batch
-from hetero.engine.kvcache import KVCache
-from hetero.engine.owners import DenseOwner
+from hetero.engine.owners import Angles, DenseOwner
 from hetero.models.config import ModelConfig
 from hetero.models.load import Model
-from hetero.models.rope import inverse_frequencies, rotate, rotation_scale
+from hetero.models.rope import inverse_frequencies, rotation_scale
 from hetero.native import Pool
 
 
@@ -34,10 +32,10 @@ class Experts:
 class Runtime:
     """What does not change between steps: the model's parts where the placement put them."""
 
-    def __init__(self, model: Model, owner: DenseOwner, pool: Pool, kv: KVCache) -> None:
+    def __init__(self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention) -> None:
         self.config: ModelConfig = model.config
         self.owner = owner
-        self.kv = kv
+        self.attention = attention
         self.experts = Experts(model, pool)
         self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
         self.rotation_scale = rotation_scale(model.config.rope)
@@ -67,9 +65,9 @@ class Ops:
 
     def __init__(self, runtime: Runtime, batch: Batch) -> None:
         self._runtime, self._batch = runtime, batch
-        angles = batch.positions.float()[:, None, None] * runtime.inverse
-        self._cos = angles.cos() * runtime.rotation_scale
-        self._sin = angles.sin() * runtime.rotation_scale
+        turns = batch.positions.float()[:, None] * runtime.inverse
+        scale = runtime.rotation_scale
+        self._angles = Angles(turns.cos() * scale, turns.sin() * scale, runtime.config.rope.interleaved)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """float32 [T, hidden]."""
@@ -83,7 +81,7 @@ class Ops:
         """RMS norm over the last axis by the weight `name`; `eps` defaults to the model's."""
         weight = self._runtime.owner.small(name)
         assert weight is not None, name
-        return F.rms_norm(x, weight.shape, weight, self._runtime.config.rms_norm_eps if eps is None else eps)
+        return self._runtime.owner.norm(x, weight, self._runtime.config.rms_norm_eps if eps is None else eps)
 
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, k] by the matrix `name`.weight (and .bias): float32 [T, n]."""
@@ -93,26 +91,21 @@ class Ops:
         """Several matrices on the same x, in one pass over it."""
         return self._runtime.owner.linears(names, x)
 
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn."""
-        return rotate(x, self._cos, self._sin, self._runtime.config.rope.interleaved)
+    def rotate(self, x: torch.Tensor, norm: str | None = None) -> torch.Tensor:
+        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn, after the per-head norm `norm`."""
+        weight = None if norm is None else self.small(norm)
+        return self._runtime.owner.rotate(x, self._angles, weight, self._runtime.config.rms_norm_eps)
 
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The routed experts' weighted sum, float32 [T, hidden]."""
         return self._runtime.experts(layer, x, ids, weights)
 
-    def attention(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> torch.Tensor:
+    def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         """Append k, v [T, G, d] to the cache and attend q [T, H, d] causally, each request to itself: [T, H, d]."""
-        kv, outs = self._runtime.kv, []
+        outs = []
         for span in self._batch.spans:
             rows = slice(span.start, span.stop)
-            kv.append(layer, "k", span.sequence, span.first, k[rows])
-            kv.append(layer, "v", span.sequence, span.first, v[rows])
-            keys = kv.view(layer, "k", span.sequence, span.length)
-            values = kv.view(layer, "v", span.sequence, span.length)
-            outs.append(attend(q[rows], keys, values, span.first, scale))
+            outs.append(self._runtime.attention.grouped(layer, span, q[rows], k[rows], v[rows], scale))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def latent_attention(
@@ -122,14 +115,11 @@ class Ops:
 
         q·k = (W_k^T q_nope)·c + q_rope·k_rope, so keys are never expanded (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
         """
-        kv, outs = self._runtime.kv, []
         to_key, to_value = self._runtime.latent_projections(layer)
         q = torch.cat([torch.einsum("thn,hnr->thr", q_nope, to_key), q_rope], dim=-1)
-        rank = to_key.shape[-1]
+        outs = []
         for span in self._batch.spans:
             rows = slice(span.start, span.stop)
-            kv.append(layer, "latent", span.sequence, span.first, latent[rows])
-            keys = kv.view(layer, "latent", span.sequence, span.length)[:, None]
-            outs.append(attend(q[rows], keys, keys[..., :rank], span.first, scale))
+            outs.append(self._runtime.attention.latent(layer, span, q[rows], latent[rows], to_key.shape[2], scale))
         mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
         return torch.einsum("thr,hvr->thv", mixed, to_value)

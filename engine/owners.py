@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from hetero.models.load import Model
+from hetero.models.rope import rotate
 from hetero.native import Kernels, PackedMatrix, Pool
+from hetero.native.attention import norm_rope
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """cos and sin float32 [T, half] of a step's positions, and the order of the pairs they turn."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    interleaved: bool
 
 
 class DenseOwner(Protocol):
@@ -21,6 +33,12 @@ class DenseOwner(Protocol):
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         """x times each matrix transposed, plus its bias where it has one: float32 [T, n] each."""
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMS norm of x [..., d] over its last axis by weight [d]."""
+
+    def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+        """x [T, heads, d], RMS-normed per head by `weight` where given, then turned by `angles`."""
 
     def small(self, name: str) -> torch.Tensor | None:
         """A norm weight, bias or router as float32, None where the model has none of that name."""
@@ -62,6 +80,36 @@ class NativeOwner:
                 out += bias
         return outs
 
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        x = x.contiguous()
+        shape = (x.numel() // len(weight), 1, len(weight))
+        out = torch.empty_like(x)
+        norm_rope(
+            self._kernels, self._pool, x.data_ptr(), shape, shape[2], out.data_ptr(), weight=weight.data_ptr(), eps=eps
+        )
+        return out
+
+    def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+        tokens, heads, d = x.shape
+        if x.stride(2) != 1 or x.stride(1) != d:
+            x = x.contiguous()
+        out = torch.empty(tokens, heads, d)
+        norm_rope(
+            self._kernels,
+            self._pool,
+            x.data_ptr(),
+            (tokens, heads, d),
+            x.stride(0),
+            out.data_ptr(),
+            weight=0 if weight is None else weight.data_ptr(),
+            eps=eps,
+            cos=angles.cos.data_ptr(),
+            sin=angles.sin.data_ptr(),
+            half=angles.cos.shape[1],
+            interleaved=angles.interleaved,
+        )
+        return out
+
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)
 
@@ -90,6 +138,13 @@ class TorchOwner:
         outs = [F.linear(cast, self._weights[name + ".weight"]).float() for name in names]
         biases = [self._small.get(name + ".bias") for name in names]
         return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+        x = x if weight is None else F.rms_norm(x, weight.shape, weight, eps)
+        return rotate(x, angles.cos[:, None], angles.sin[:, None], angles.interleaved)
 
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)

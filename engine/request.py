@@ -88,8 +88,6 @@ class Request:
         now = time.perf_counter()
         first = self.first_token or now
         prefill = first - self.started if self.started else 0.0
-        done = Done(
-            reason, len(self.ids), self.cached, len(self.new), prefill, now - first, self.decoder.finish()
-        )
+        done = Done(reason, len(self.ids), self.cached, len(self.new), prefill, now - first, self.decoder.finish())
         self.events.append(done)
         self.finished = True
