@@ -89,16 +89,7 @@ def config_from_gguf(
             raise k.fail(key, str(k.integer(key)), f"{dim}, the width of a head")
     n_layers = k.integer("block_count", high=MAX_LAYERS)
     context = k.integer("context_length", high=1 << 30)
-    n_experts = k.integer("expert_count", high=MAX_EXPERTS)
-    dense = (layer for layer in range(n_layers) if f"model.layers.{layer}.mlp.gate.weight" not in shapes)
-    dense = (layer for layer in dense if f"model.layers.{layer}.mlp.gate_proj.weight" in shapes)
-    moe = MoeConfig(
-        n_experts=n_experts,
-        top_k=k.integer("expert_used_count", high=n_experts),
-        intermediate_size=k.integer("expert_feed_forward_length"),
-        norm_topk=True,
-        dense_layers=tuple(dense),
-    )
+    moe = _moe_from_gguf(k, shapes, n_layers)
     return ModelConfig(
         family=NAME,
         model_type="qwen3_moe",
@@ -116,6 +107,19 @@ def config_from_gguf(
         qk_norm=True,
         moe=moe,
         attention_bias="model.layers.0.self_attn.q_proj.bias" in shapes,
+    )
+
+
+def _moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> MoeConfig:
+    n_experts = k.integer("expert_count", high=MAX_EXPERTS)
+    dense = (layer for layer in range(n_layers) if f"model.layers.{layer}.mlp.gate.weight" not in shapes)
+    dense = (layer for layer in dense if f"model.layers.{layer}.mlp.gate_proj.weight" in shapes)
+    return MoeConfig(
+        n_experts=n_experts,
+        top_k=k.integer("expert_used_count", high=n_experts),
+        intermediate_size=k.integer("expert_feed_forward_length"),
+        norm_topk=True,
+        dense_layers=tuple(dense),
     )
 
 
