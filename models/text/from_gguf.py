@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -198,9 +198,7 @@ def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
 
 def _kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that make this TextModel, as plain lists and numbers."""
-    wanted = {
-        key: value for key, value in metadata.items() if key.startswith(_PREFIX) or key in _SAMPLING
-    }
+    wanted = {key: value for key, value in metadata.items() if key.startswith(_PREFIX) or key in _SAMPLING}
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in wanted.items()}
 
 
@@ -218,5 +216,3 @@ def read_saved(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{path}: a JSON object is expected", "convert the model again")
     return found
-
-

@@ -52,9 +52,7 @@ class TextModel:
                 "this model has no chat template: it continues texts, it does not answer messages",
                 "give it plain text to continue, or choose an instruct model",
             )
-        text = self.template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
-        )
+        text = self.template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
         ids = self.tokenizer.encode(text)
         edges = self.tokenizer.edges
         if edges.add_bos and edges.bos_id is not None and ids[:1] != [edges.bos_id]:

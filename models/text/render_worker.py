@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
@@ -90,13 +91,13 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
         return {"text": render(request["template"], request["variables"], request["max_output"])}
     except Refused as error:
         return {"error": "refused", "message": str(error)[:500]}
-    except jinja2.sandbox.SecurityError as error:
+    except jinja2.exceptions.SecurityError as error:
         return {"error": "security", "message": str(error)[:500]}
     except TooLong:
         return {"error": "output", "message": ""}
     except (MemoryError, OverflowError, RecursionError) as error:
         return {"error": "memory", "message": type(error).__name__}
-    except Exception as error:  # whatever an untrusted template provokes is the template's fault
+    except Exception as error:  # noqa: BLE001 - whatever an untrusted template provokes is its own fault
         return {"error": "template", "message": f"{type(error).__name__}: {error}"[:500]}
 
 

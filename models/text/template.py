@@ -19,10 +19,12 @@ from hetero.machine.types import ModelError, UsageError
 
 MAX_TEMPLATE_BYTES = 256 * 1024
 MAX_OUTPUT_CHARS = 8 * 1024 * 1024
-CPU_SECONDS = 2.0
+CPU_SECONDS = 1.0
 WALL_SECONDS = 20.0
 _WORKER = Path(__file__).with_name("render_worker.py")
-_HINT = "look at the model's chat template (tokenizer.chat_template or chat_template.jinja), or use the model without it"
+_HINT = (
+    "look at the model's chat template (tokenizer.chat_template or chat_template.jinja), or use the model without it"
+)
 
 
 class _Worker:
@@ -72,7 +74,8 @@ class _Worker:
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], line: bytes) -> bytes | None:
         """The answer's line, or None when the worker died or took too long."""
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         deadline = time.monotonic() + WALL_SECONDS + len(line) / 1e6
         try:
             sent = 0
@@ -137,7 +140,7 @@ class ChatTemplate:
         """The prompt for a conversation of {"role", "content", ...} messages.
 
         Raises UsageError where the template itself refuses the conversation (say, a role it does not know) and
-        ModelError where it is wrong, reaches for what it must not, or exceeds 2 s of CPU time, its memory or output.
+        ModelError where it is wrong, reaches for what it must not, or exceeds a second of CPU time, memory or output.
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         variables = {**self.special, **kwargs, "messages": plain, "tools": tools}
