@@ -101,12 +101,12 @@ class Conversion:
     def _journal(self, force: bool) -> Journal:
         """The interrupted run's journal, or a new one in an empty folder; checks for space before it writes."""
         tmp = self.target.tmp
-        journal = Journal.read(tmp, self.key)
-        if journal is None and tmp.exists():
-            remove_store(tmp)
         if not force:
             self._check_space()
+        journal = Journal.read(tmp, self.key)
         if journal is None:
+            if tmp.exists():
+                remove_store(tmp)
             tmp.mkdir()
             return Journal.create(tmp, self.key)
         (tmp / MANIFEST).unlink(missing_ok=True)
@@ -114,6 +114,7 @@ class Conversion:
         return journal
 
     def _check_space(self) -> None:
+        # What an interrupted run has left is either used or deleted, so it counts as free.
         parent = self.target.path.parent
         free = shutil.disk_usage(parent).free + _tree_bytes(self.target.tmp)
         needed = self._needed_bytes()

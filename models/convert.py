@@ -25,7 +25,7 @@ from hetero.native import Kernels
 
 __all__ = ["ConvertReport", "VerifyReport", "convert", "verify"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hetero.machine.types import ModelError, ModelIndex
+from hetero.machine.types import HardwareError, ModelError, ModelIndex
 from hetero.models.checkpoint import Checkpoint, open_checkpoint
 from hetero.models.config import ModelConfig
 from hetero.models.extents import read_into
@@ -58,7 +58,7 @@ def open_model(path: Path) -> Checkpoint | Store:
 def load_model(source: Checkpoint | Store, kernels: Kernels, progress: Progress | None = None) -> Model:
     """Loads all weights: a store's bytes as they lie, a checkpoint's packed on the way.
 
-    Raises ModelError on damaged content and TierError if the disk fails.
+    Raises ModelError on damaged content, TierError if the disk fails and HardwareError for want of memory.
     """
     if isinstance(source, Store):
         return _load_store(source, kernels, progress or silent)
@@ -77,11 +77,11 @@ def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
     layout = store.manifest.layout
     meter = Meter(progress, layout.dense_bytes + layout.expert_bytes, f"reading {store.path.name}")
     small = store.read_small()
-    dense = allocate(layout.dense_bytes)
+    dense = _memory(layout.dense_bytes)
     read_into(store.path / DENSE_FILE, dense, meter.tick)
     banks = {}
     for slot in layout.layers:
-        data = allocate(slot.length)
+        data = _memory(slot.length)
         read_into(store.path / slot.file, data, meter.tick)
         banks[slot.layer] = _bank(slot, data)
     return Model(
@@ -103,11 +103,11 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -
     layout = make_layout(source.index)
     meter = Meter(progress, sum(info.n_bytes for info in source.index.tensors), f"packing {source.index.name}")
     small, digests = read_small(source, layout.small, meter.tick)
-    dense = allocate(layout.dense_bytes)
+    dense = _memory(layout.dense_bytes)
     digests |= pack_dense(source, layout.dense, kernels, MemorySink(dense), meter.tick).digests
     banks = {}
     for slot in layout.layers:
-        data = allocate(slot.length)
+        data = _memory(slot.length)
         digests |= pack_layer(source, slot, kernels, MemorySink(data), meter.tick).digests
         banks[slot.layer] = _bank(slot, data)
     return Model(
@@ -122,6 +122,16 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -
         experts="keep",
         kernels=kernels,
     )
+
+
+def _memory(n_bytes: int) -> U8:
+    try:
+        return allocate(n_bytes)
+    except MemoryError:
+        raise HardwareError(
+            f"the system refuses {n_bytes:,} bytes of memory for weights",
+            "close other programs, or choose a smaller model",
+        ) from None
 
 
 def _matrices(layout: Layout, dense: U8) -> dict[str, PackedMatrix]:

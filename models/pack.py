@@ -149,7 +149,7 @@ def read_small(source: Checkpoint, infos: Sequence[TensorInfo], tick: Tick) -> t
     for info in infos:
         values = np.ascontiguousarray(source.read_f32(info.name))
         if not np.isfinite(values).all():
-            raise ModelError(f"tensor {info.name} holds NaN or infinite values", _HINT)
+            raise ModelError(f"{source.path}: tensor {info.name} holds NaN or infinite values", _HINT)
         arrays[info.name] = values
         digests[info.name] = _digest(info, [digest(values)])
         tick(info.n_bytes)
@@ -167,7 +167,7 @@ def _pack_piece(
     start = index * slot.rows_per_piece
     stop = min(slot.n, start + slot.rows_per_piece)
     rows = source.read_rows(slot.name, start=start, stop=stop)
-    _check(kernels, slot.format, rows, slot.k, slot.name, start)
+    _check(kernels, slot.format, rows, slot.k, f"{source.path}: tensor {slot.name}", start)
     offset, length = piece_range(slot, index)
     out = sink.buffer(offset, length)
     kernels.pack(slot.format, rows, stop - start, slot.k, out=out[: packed_bytes(slot.format, stop - start, slot.k)])
@@ -192,7 +192,7 @@ def _pack_expert(
     for info, format in zip(infos, slot.formats, strict=True):
         rows = source.read_rows(info.name, expert=index)
         digests.append(digest(rows))
-        _check(kernels, info.format, rows, info.shape[-1], f"{info.name} (expert {index})", 0)
+        _check(kernels, info.format, rows, info.shape[-1], f"{source.path}: tensor {info.name} (expert {index})", 0)
         if format != info.format:
             rows, part_error, part_norm = _requantise(kernels, info.format, format, rows, info.shape[-1])
             error += part_error
@@ -222,4 +222,4 @@ def _check(kernels: Kernels, format: str, rows: U8, k: int, where: str, first_ro
     info = FORMATS[format]
     row, column = divmod(block, k // info.block_k)
     what = f"the scale of block {column} of row" if info.quantised else f"weight {column} of row"
-    raise ModelError(f"tensor {where}: {what} {first_row + row} is NaN or infinite", _HINT)
+    raise ModelError(f"{where}: {what} {first_row + row} is NaN or infinite", _HINT)

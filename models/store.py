@@ -75,7 +75,8 @@ class VerifyReport:
 
 def is_store(path: Path) -> bool:
     """Whether `path` is a store's directory (or its manifest), complete or not."""
-    return path.name == MANIFEST or (path.is_dir() and (path / MANIFEST).exists())
+    # A checkpoint's directory may hold some other program's manifest.
+    return path.name == MANIFEST or ((path / MANIFEST).exists() and not (path / "config.json").exists())
 
 
 def open_store(path: Path) -> Store:
@@ -86,7 +87,8 @@ def open_store(path: Path) -> Store:
 
 def verify(path: Path, progress: Progress = silent) -> VerifyReport:
     """Reads every byte of the store and compares checksums; raises ModelError naming what is damaged first."""
-    manifest = open_store(path).manifest
+    store = open_store(path)
+    path, manifest = store.path, store.manifest
     meter = Meter(progress, sum(stored.bytes for stored in manifest.files.values()), "verifying")
     for name, stored in manifest.files.items():
         if stored.checksum is not None:

@@ -322,6 +322,23 @@ def test_quantised_store_has_the_source_fingerprint_and_says_its_mode(tmp_path: 
     assert q4.store_bytes < keep.store_bytes
 
 
+def test_quantised_source_is_requantised_when_asked(tmp_path: Path) -> None:
+    source = write(tmp_path / "k.gguf", Shape(layers=1, gate="Q8_0", up="Q6_K", down="Q5_0"))
+    report = convert(source, tmp_path / "q4.hetero", experts="q4", kernels=KERNELS)
+    assert 0.01 < report.errors[0] < 0.2
+    assert open_store(report.path).manifest.layout.layers[0].formats == ("Q4_0",) * 3
+
+
+def test_unknown_treatment_of_experts_is_refused(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="q3"):
+        convert(source, tmp_path / "m.hetero", experts="q3", kernels=KERNELS)
+
+
+def test_store_is_not_converted_again(source: Path, undisturbed: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="store already"):
+        convert(source.with_suffix(".hetero"), tmp_path / "m.hetero", kernels=KERNELS)
+
+
 def test_peak_memory_is_a_few_experts_not_the_model(tmp_path: Path) -> None:
     shape = Shape(layers=40, experts=16, hidden=512, inter=768, blank=True)
     source = write(tmp_path / "m.gguf", shape)
