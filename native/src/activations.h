@@ -5,14 +5,15 @@
 namespace {
 
 // Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
-// scale d, sum of codes s, and d * s (for formats with a minimum). Token i of a call lies in row rows[i] (or row i).
+// scale d, s8 = 8 * sum of codes (zero points) and
+// ds = d * sum of codes (minima). Token i of a call lies in row rows[i] (or row i).
 struct Acts {
     const float *x = nullptr;
     int64_t x_stride = 0;
     const int8_t *q = nullptr;
     int64_t q_stride = 0;
     const float *d = nullptr;
-    const int32_t *s = nullptr;
+    const int32_t *s8 = nullptr;
     const float *ds = nullptr;
     int64_t group_stride = 0;
     const int32_t *rows = nullptr;
@@ -24,7 +25,7 @@ struct Acts {
 struct ActBuffers {
     int8_t *q;
     float *d;
-    int32_t *s;
+    int32_t *s8;
     float *ds;
     int64_t q_stride, group_stride;
 
@@ -38,14 +39,14 @@ struct ActBuffers {
         group_stride = group_stride_of(k);
         d = reinterpret_cast<float *>(memory);
         ds = d + rows * group_stride;
-        s = reinterpret_cast<int32_t *>(ds + rows * group_stride);
-        q = reinterpret_cast<int8_t *>(s + rows * group_stride);
+        s8 = reinterpret_cast<int32_t *>(ds + rows * group_stride);
+        q = reinterpret_cast<int8_t *>(s8 + rows * group_stride);
     }
     void fill(Acts *acts) const {
         acts->q = q;
         acts->q_stride = q_stride;
         acts->d = d;
-        acts->s = s;
+        acts->s8 = s8;
         acts->ds = ds;
         acts->group_stride = group_stride;
     }
@@ -54,7 +55,7 @@ struct ActBuffers {
 constexpr float kTinyAmax = 1e-30f;  // below this a group counts as zero: 127 / amax must stay finite
 
 // One group of 32. A NaN or infinity makes the scale NaN, so that exactly this token's results become NaN.
-inline void quantize_group(const float *x, int8_t *q, float *d, int32_t *s, float *ds) {
+inline void quantize_group(const float *x, int8_t *q, float *d, int32_t *s8, float *ds) {
     const float amax = amax_of(x, kBlock);
     const bool finite = is_finite(amax);
     const float inverse = finite && amax > kTinyAmax ? 127.f / amax : 0.f;
@@ -65,14 +66,14 @@ inline void quantize_group(const float *x, int8_t *q, float *d, int32_t *s, floa
         sum += code;
     }
     *d = !finite ? bits_float(0x7fc00000) : amax > kTinyAmax ? amax / 127.f : 0.f;
-    *s = sum;
+    *s8 = 8 * sum;
     *ds = *d * float(sum);
 }
 
 inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_t row) {
     for (int64_t g = 0; g < k / kBlock; g++) {
         const int64_t at = row * to.group_stride + g;
-        quantize_group(x + g * kBlock, to.q + row * to.q_stride + g * kBlock, to.d + at, to.s + at, to.ds + at);
+        quantize_group(x + g * kBlock, to.q + row * to.q_stride + g * kBlock, to.d + at, to.s8 + at, to.ds + at);
     }
 }
 

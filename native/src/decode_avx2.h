@@ -23,38 +23,22 @@ inline __m256i fifth_bits(const uint8_t *p) {
     return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, bit), _mm256_set1_epi8(16));
 }
 
-template <int I> inline __m256i bits_4_and_5(__m256i plane) {
-    const __m256i moved = I == 0   ? _mm256_slli_epi16(plane, 4)
-                          : I == 1 ? _mm256_slli_epi16(plane, 2)
-                          : I == 2 ? plane
-                                   : _mm256_srli_epi16(plane, 2);
-    return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
-}
-
-// Lines 0..7 of rows [8 half, 8 half + 8) of a block. Q8_0 and Q6_K come out signed, the others as stored.
-template <int F> inline __attribute__((always_inline)) void decode_codes(const uint8_t *block, int half, __m256i *w) {
-    if (F == HETERO_Q8_0) {
-        for (int j = 0; j < 8; j++) w[j] = load(block + 64 * j + 32 * half);
-        return;
-    }
-    const __m256i low = _mm256_set1_epi8(15);
-    for (int j = 0; j < 4; j++) {
-        const __m256i p = load(block + 64 * j + 32 * half);
-        w[j] = _mm256_and_si256(p, low);
-        w[j + 4] = _mm256_and_si256(_mm256_srli_epi16(p, 4), low);
-    }
-    if (is_five_bit<F>())
-        for (int j = 0; j < 8; j++) w[j] = _mm256_or_si256(w[j], fifth_bits(block + 256 + 8 * j + 4 * half));
-    if (F == HETERO_Q6_K) {
-        for (int c = 0; c < 2; c++) {
-            const __m256i plane = load(block + 256 + 64 * c + 32 * half);
-            w[4 * c] = _mm256_or_si256(w[4 * c], bits_4_and_5<0>(plane));
-            w[4 * c + 1] = _mm256_or_si256(w[4 * c + 1], bits_4_and_5<1>(plane));
-            w[4 * c + 2] = _mm256_or_si256(w[4 * c + 2], bits_4_and_5<2>(plane));
-            w[4 * c + 3] = _mm256_or_si256(w[4 * c + 3], bits_4_and_5<3>(plane));
-        }
-        for (int j = 0; j < 8; j++) w[j] = _mm256_sub_epi8(w[j], _mm256_set1_epi8(32));
-    }
+// Codes of line J (k = 4 J .. 4 J + 3) of rows [8 half, 8 half + 8) of a block. Q8_0 and Q6_K come out signed, the
+// others as stored.
+template <int F> inline __attribute__((always_inline)) __m256i decode_line(const uint8_t *block, int j, int half) {
+    if (F == HETERO_Q8_0) return load(block + 64 * j + 32 * half);
+    const __m256i low = _mm256_set1_epi8(15), pair = load(block + 64 * (j & 3) + 32 * half);
+    const __m256i nibbles = _mm256_and_si256(j < 4 ? pair : _mm256_srli_epi16(pair, 4), low);
+    if (is_five_bit<F>()) return _mm256_or_si256(nibbles, fifth_bits(block + 256 + 8 * j + 4 * half));
+    if (F != HETERO_Q6_K) return nibbles;
+    const __m256i plane = load(block + 256 + 64 * (j >> 2) + 32 * half);
+    const int field = j & 3;
+    const __m256i moved = field == 0   ? _mm256_slli_epi16(plane, 4)
+                          : field == 1 ? _mm256_slli_epi16(plane, 2)
+                          : field == 2 ? plane
+                                       : _mm256_srli_epi16(plane, 2);
+    const __m256i code = _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
+    return _mm256_sub_epi8(code, _mm256_set1_epi8(32));
 }
 
 inline __m256 halves(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
@@ -69,7 +53,9 @@ struct ScalePanel {
 };
 
 inline void decode_sub_scales(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 d[2] = {halves(entry), halves(entry + 16)}, m[2] = {halves(entry + 32), halves(entry + 48)};
+    const __m256 minus = _mm256_set1_ps(-0.f);
+    const __m256 d[2] = {halves(entry), halves(entry + 16)};
+    const __m256 m[2] = {_mm256_xor_ps(halves(entry + 32), minus), _mm256_xor_ps(halves(entry + 48), minus)};
     const __m128i low = _mm_set1_epi8(15), two = _mm_set1_epi8(0x30);
     for (int g = 0; g < 8; g++) {
         const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i *>(entry + kSubLow + 16 * g));
@@ -81,8 +67,7 @@ inline void decode_sub_scales(const uint8_t *entry, ScalePanel *out, int64_t at)
         for (int h = 0; h < 2; h++) {
             const __m128i s = h ? _mm_srli_si128(scale, 8) : scale, n = h ? _mm_srli_si128(minimum, 8) : minimum;
             _mm256_store_ps(out->d[at + g] + 8 * h, _mm256_mul_ps(d[h], bytes_to_float(s)));
-            const __m256 product = _mm256_mul_ps(m[h], bytes_to_float(n));
-            _mm256_store_ps(out->m[at + g] + 8 * h, _mm256_xor_ps(product, _mm256_set1_ps(-0.f)));
+            _mm256_store_ps(out->m[at + g] + 8 * h, _mm256_mul_ps(m[h], bytes_to_float(n)));
         }
     }
 }

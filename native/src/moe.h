@@ -114,7 +114,7 @@ struct MoeJob {
             return;
         }
         const int64_t at = pair * h_to.group_stride + unit;
-        quantize_group(gate, h_to.q + pair * h_to.q_stride + unit * kUnitRows, h_to.d + at, h_to.s + at, h_to.ds + at);
+        quantize_group(gate, h_to.q + pair * h_to.q_stride + unit * kUnitRows, h_to.d + at, h_to.s8 + at, h_to.ds + at);
     }
 
     static void run_gate_up(void *context, int worker) {

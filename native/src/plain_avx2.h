@@ -64,6 +64,7 @@ void plain_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first,
             }
         int64_t t = 0;
         for (; t + 6 <= n; t += 6) plain_tokens<6>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
+        for (; t + 4 <= n; t += 4) plain_tokens<4>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
         for (; t + 2 <= n; t += 2) plain_tokens<2>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
         for (; t < n; t++) plain_tokens<1>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
     }
