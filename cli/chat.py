@@ -173,6 +173,8 @@ def _answer_once(
     sink.finish()
     if json:
         output.json_result("hetero.chat", _body(answer, prepared))
+    elif answer.reason == "length" and sampling.max_tokens is None:
+        output.note(f"cut off: the context of {engine.plan.context:,} tokens is full")
     elif not answer.answer and answer.thinking:
         output.note(f"the model was still thinking when it stopped after {len(answer.ids):,} tokens")
 

@@ -32,6 +32,10 @@ Style = Literal["dim", "bold", "red", "green", "yellow", "cyan"]
 _CODES: dict[Style, str] = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _PIPED_WIDTH = 200
 _PLAIN_LINE_SECONDS = 10.0
+_FIGURES = 26
+"""Columns that percentage, rate and time left take beside a progress bar."""
+_QUIET_SECONDS = 0.3
+"""Work that is over sooner shows no bar: it would only flicker."""
 
 log = logging.getLogger("hetero")
 
@@ -158,17 +162,25 @@ def progress(label: str) -> Iterator[ProgressCallback]:
         return
     from rich import progress as bars
 
-    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=None)]
+    room = width(sys.stderr) - _FIGURES
+    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}")]
+    columns += [bars.BarColumn(bar_width=room // 2)] if room >= 30 else []
     columns += [bars.TaskProgressColumn(), bars.TransferSpeedColumn(), bars.TimeRemainingColumn(compact=True)]
-    with bars.Progress(*columns, console=_console(sys.stderr), transient=True) as bar:
-        task = bar.add_task(label, total=None)
+    bar = bars.Progress(*columns, console=_console(sys.stderr), transient=True)
+    task = bar.add_task(label, total=None)
+    began = time.monotonic()
 
-        def advance(done: int, total: int, what: str) -> None:
-            room = max(width(sys.stderr) - 45, len(label))
-            text = wording.one_line(what or label)[:room]
-            bar.update(task, completed=done, total=total, description=text.replace("[", r"\["))
+    def advance(done: int, total: int, what: str) -> None:
+        if time.monotonic() - began < _QUIET_SECONDS:
+            return
+        bar.start()
+        text = wording.one_line(what or label)[: room // 2 if room >= 30 else room]
+        bar.update(task, completed=done, total=total, description=text.replace("[", r"\["))
 
+    try:
         yield advance
+    finally:
+        bar.stop()
 
 
 def start_logging() -> None:

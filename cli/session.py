@@ -49,8 +49,6 @@ def prepare(model: str | None, request: PlanRequest) -> Prepared:
 
     Raises HardwareError, ModelError or UsageError.
     """
-    from hetero.machine.plan import plan as make_plan
-    from hetero.machine.probe import probe
     from hetero.models.load import open_model
     from hetero.native import choose_tier
 
@@ -58,6 +56,9 @@ def prepare(model: str | None, request: PlanRequest) -> Prepared:
     path = _path(model)
     with contextlib.closing(open_model(path)) as source:
         index = source.index
+    from hetero.machine.plan import plan as make_plan
+    from hetero.machine.probe import probe
+
     machine = probe(device=request.device)
     return Prepared(path, index, machine, make_plan(index, machine, request), model is None)
 
@@ -70,8 +71,8 @@ def show_plan(prepared: Prepared, as_json: bool) -> None:
 
 
 def note_demo() -> None:
-    """Say that the bundled demo model is used, and how to use another."""
-    output.note("no MODEL given: using the bundled demo model, which knows only its own little world")
+    """Say that the bundled demo model is used."""
+    output.note("no MODEL given: using the bundled demo model")
 
 
 def _path(model: str | None) -> Path:

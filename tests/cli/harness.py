@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import pty
 import re
@@ -16,6 +18,11 @@ import time
 from collections.abc import Iterator, Mapping
 from fcntl import ioctl
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.cli.main import main
 
 COMMAND = (sys.executable, "-m", "hetero.cli")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]|\x1b\][^\x07]*\x07")
@@ -31,6 +38,26 @@ def environment(state: Path, **changes: str) -> dict[str, str]:
 def hetero(*args: str, env: Mapping[str, str], text: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """One command with `text` on standard input; stdout and stderr are pipes."""
     return subprocess.run([*COMMAND, *args], env=env, input=text, capture_output=True, timeout=60, check=False)
+
+
+class Run:
+    """`hetero` in this process, with text on standard input."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: Path) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+        monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        monkeypatch.delenv("HETERO_ISA", raising=False)
+
+    def __call__(self, *args: object, text: str = "") -> tuple[int, str, str]:
+        self._monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        code = main([str(arg) for arg in args])
+        shown = self._capsys.readouterr()
+        return code, shown.out, shown.err
+
+    def json(self, *args: object, text: str = "") -> Any:
+        code, out, _ = self(*args, "--json", text=text)
+        assert code == 0
+        return json.loads(out)
 
 
 class Terminal:

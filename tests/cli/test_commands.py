@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import COMMAND, environment, hetero, terminal
+from tests.cli.harness import COMMAND, hetero, terminal
 
 COMMANDS = ("chat", "convert", "bench", "probe")
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> dict[str, str]:
-    return environment(tmp_path / "state")
 
 
 def test_help_lists_every_command_and_so_does_no_command(env: dict[str, str]) -> None:

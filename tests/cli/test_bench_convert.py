@@ -1,0 +1,135 @@
+"""`hetero bench` and `hetero convert` on real files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import bench
+from tests.cli.harness import Run
+from tests.tiny import tiny_config
+
+
+def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
+    body = run.json("bench", model, "--prefill", "20", "--decode", "5", "--depth", "10", "--repeat", "3")
+    assert (body["schema"], body["version"]) == ("hetero.bench", 1)
+    assert (body["prefill"], body["decode"], body["depth"]) == (20, 5, 10)
+    for key in ("prefill_tps", "decode_tps"):
+        samples = body[key]["samples"]
+        assert len(samples) == 3
+        assert body[key]["median"] == sorted(samples)[1] > 0
+    assert body["peak_rss_bytes"] > 50 << 20
+    assert body["isa_tier"] in ("generic", "avx2")
+    assert body["threads"] >= 1
+    assert body["device"] == "cpu"
+
+
+def test_bench_skips_what_is_zero(run: Run, model: Path) -> None:
+    body = run.json("bench", model, "--prefill", "0", "--decode", "3", "--repeat", "1")
+    assert body["prefill_tps"] is None
+    assert len(body["decode_tps"]["samples"]) == 1
+    code, out, _ = run("bench", model, "--prefill", "9", "--decode", "0", "--repeat", "1")
+    assert code == 0
+    assert "prefill 9" in out
+    assert "decode" not in out
+    assert "peak memory" in out
+
+
+def test_every_prefill_run_reads_its_whole_prompt(model: Path) -> None:
+    from hetero.engine import Engine, Prefill
+
+    seen: list[int] = []
+
+    class Watched:
+        """The engine, noting what each run found in the cache."""
+
+        def __init__(self, engine: Engine) -> None:
+            self._engine, self.text = engine, engine.text
+
+        def generate(self, ids, sampling, *, reuse=True):  # type: ignore[no-untyped-def]
+            for event in self._engine.generate(ids, sampling, reuse=reuse):
+                if isinstance(event, Prefill) and len(ids) == 200:
+                    seen.append(event.cached)
+                yield event
+
+    engine = Engine.load(model, context=300)
+    try:
+        runs = bench._measure(Watched(engine), 200, 4, 100, 2)  # type: ignore[arg-type]
+    finally:
+        engine.close()
+    assert len(runs.prefill) == len(runs.decode) == 2
+    assert seen
+    assert set(seen) == {0}
+
+
+def test_convert_writes_a_store_that_chats_the_same(run: Run, model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "tiny.hetero"
+    code, out, err = run("convert", model, store, "--verify")
+    assert (code, out) == (0, f"{store}\n")
+    assert "converted and verified" in err
+    assert f"hetero chat {store}" in err
+    before = run.json("chat", model, "-p", "hello", "-n", "6")
+    after = run.json("chat", store, "-p", "hello", "-n", "6")
+    assert before["answer"] == after["answer"]
+    assert run("convert", model, store)[0] == 0
+
+
+def test_quantising_prints_the_error_of_every_layer(run: Run, model: Path, tmp_path: Path) -> None:
+    body = run.json("convert", model, tmp_path / "q4.hetero", "--experts", "q4")
+    assert body["schema"] == "hetero.convert"
+    layers = tiny_config("qwen3moe")["num_hidden_layers"]
+    assert [line["layer"] for line in body["errors"]] == list(range(layers))
+    assert all(0.01 < line["relative_rms"] < 0.2 for line in body["errors"])
+    code, out, _ = run("convert", model, tmp_path / "q8.hetero", "--experts", "q8")
+    assert code == 0
+    assert "error of q8 experts" in out
+    assert out.count("%") == layers
+
+
+def test_verify_finds_a_flipped_byte(run: Run, model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "tiny.hetero"
+    assert run("convert", model, store)[0] == 0
+    assert run.json("convert", store, "--verify")["verified"] is True
+    dense = store / "dense.bin"
+    data = bytearray(dense.read_bytes())
+    data[len(data) // 2] ^= 1
+    dense.write_bytes(data)
+    code, out, err = run("convert", store, "--verify")
+    assert (code, out) == (4, "")
+    assert "dense.bin" in err
+
+
+def test_dry_run_of_convert_writes_nothing(run: Run, model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "tiny.hetero"
+    body = run.json("convert", model, store, "--experts", "q4", "--dry-run")
+    assert (body["path"], body["dry_run"]) == (str(store), True)
+    full = run.json("convert", model, store, "--dry-run")
+    assert 0 < body["expert_bytes"] < full["expert_bytes"]
+    assert body["free_bytes"] > 0
+    assert list(tmp_path.glob("tiny*")) == []
+
+
+def test_a_different_store_is_replaced_only_by_force(run: Run, model: Path, tmp_path: Path) -> None:
+    store = tmp_path / "tiny.hetero"
+    assert run("convert", model, store)[0] == 0
+    code, _, err = run("convert", model, store, "--experts", "q8")
+    assert code == 2
+    assert "--force" in err
+    assert run("convert", model, store, "--experts", "q8", "--force")[0] == 0
+
+
+def test_peak_memory_is_this_process_own() -> None:
+    before = bench.peak_rss_bytes()
+    block = bytearray(64 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    assert bench.peak_rss_bytes() >= before
+    assert bench.peak_rss_bytes() >= 64 << 20
+    del block
+
+
+@pytest.mark.parametrize("flag", ["--prefill", "--decode"])
+def test_a_run_longer_than_the_model_s_context_is_refused(flag: str, run: Run, model: Path) -> None:
+    code, out, err = run("bench", model, flag, "40000")
+    assert (code, out) == (2, "")
+    assert "32768" in err
