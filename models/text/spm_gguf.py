@@ -11,6 +11,7 @@ from hetero.machine.types import ModelError
 from hetero.models.text.pieces import SPACE_MARK
 
 _WORDS_KEPT = 65536
+_LONGEST_KEPT = 64
 
 
 class SpmEncoder:
@@ -62,7 +63,9 @@ class SpmEncoder:
         marked = text.replace(" ", SPACE_MARK)
         if self._words is None:
             return list(self._merge(marked))
-        return [token for word in self._words.findall(marked) if word for token in self._word(word)]
+        words = (word for word in self._words.findall(marked) if word)
+        found = (self._word(word) if len(word) <= _LONGEST_KEPT else self._merge(word) for word in words)
+        return [token for tokens in found for token in tokens]
 
     def _merge(self, text: str) -> tuple[int, ...]:
         """Merges neighbours until no pair is a token: highest score first, leftmost of equals."""

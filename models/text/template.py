@@ -85,9 +85,11 @@ class _Worker:
             return None
         received = bytearray()
         source = process.stdout.fileno()
+        ready = select.poll()  # unlike select it takes the high descriptors of a busy server
+        ready.register(source, select.POLLIN)
         while not received.endswith(b"\n"):
-            ready, _, _ = select.select([source], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(source, 1 << 20) if ready else b""
+            waited = ready.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            chunk = os.read(source, 1 << 20) if waited else b""
             if not chunk:
                 return None
             received += chunk

@@ -24,21 +24,15 @@ def _held_back(text: str, tags: tuple[str, ...]) -> int:
 
 
 def _opened_by(prompt_tail: str) -> tuple[str, str] | None:
-    """The pair of tags that the prompt opened last and did not close."""
-    last, found = -1, None
-    for opening, closing in TAGS:
-        start = prompt_tail.rfind(opening)
-        if start > last and start > prompt_tail.rfind(closing):
-            last, found = start, (opening, closing)
-    if found and any(prompt_tail.rfind(closing) > last for _, closing in TAGS):
-        return None
-    return found
+    """The pair of tags that the template opened: only at the very end, as users may write about tags before."""
+    end = prompt_tail.rstrip()
+    return next((pair for pair in TAGS if end.endswith(pair[0])), None)
 
 
 class ThinkingSplitter:
     """Feed it an answer as it streams in; it yields ("thinking" | "answer", text) parts in order.
 
-    It starts inside the thinking if the rendered prompt's end opened a tag. Otherwise a tag counts only at the
+    It starts inside the thinking if the rendered prompt ends with an opening tag. Otherwise a tag counts only at the
     beginning of the output, so that an answer may talk about tags. Thinking that is never closed stays thinking.
     Line breaks just inside the opening and just after the closing tag are dropped.
     """

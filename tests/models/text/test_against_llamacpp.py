@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hetero.models.checkpoint import open_checkpoint
 from hetero.models.text import load_text
 from hetero.models.text.bpe_gguf import known_pretokenizers, pretokenizer
 from hetero.models.text.pieces import byte_characters
@@ -67,7 +68,8 @@ def pair_vocabulary() -> dict[str, Any]:
 
 
 def test_smollm2_tokens_equal_llamacpp_on_2000_lines() -> None:
-    model = load_text(directory=None, metadata=smollm_metadata(), vocab_size=49152)
+    with open_checkpoint(smollm_path()) as checkpoint:
+        model = load_text(directory=None, metadata=checkpoint.metadata, vocab_size=checkpoint.config.vocab_size)
     oracle = LlamaCpp(smollm_path())
     lines = mixed_lines(2000)
     wrong = [line for line in lines if oracle.encode(line) != model.tokenizer.encode(line)]
@@ -81,6 +83,26 @@ def test_smollm2_decodes_what_it_encoded() -> None:
     tokenizer = load_text(directory=None, metadata=smollm_metadata(), vocab_size=49152).tokenizer
     for line in mixed_lines(500, seed=5):
         assert tokenizer.decode(tokenizer.encode(line), skip_special=False) == line
+
+
+def test_smollm2_chat_is_rendered_and_encoded_as_transformers_and_llamacpp_do() -> None:
+    utils = pytest.importorskip(
+        "transformers.utils.chat_template_utils", reason="TEMPLATES NOT COMPARED: no transformers"
+    )
+    metadata = smollm_metadata()
+    messages = [
+        {"role": "user", "content": "Hi <b> 😀"},
+        {"role": "assistant", "content": "Ünï"},
+        {"role": "user", "content": "And\n\tnow?"},
+    ]
+    expected, _ = utils.render_jinja_template(
+        [messages], chat_template=metadata["tokenizer.chat_template"], add_generation_prompt=True
+    )
+    prompt = load_text(directory=None, metadata=metadata, vocab_size=49152).encode_chat(messages)
+    assert prompt.text == expected[0]
+    oracle = LlamaCpp(smollm_path())
+    assert prompt.ids == oracle.encode(prompt.text, add_special=True)
+    oracle.close()
 
 
 @pytest.mark.parametrize(

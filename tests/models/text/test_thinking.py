@@ -28,6 +28,7 @@ CASES = [
     ("assistant\n<think>\n", "never closed </thin", "never closed </thin", ""),
     ("assistant\n<think>\n\n</think>\n\n", "yes", "", "yes"),
     ("old <think>a</think> b. assistant\n", "plain", "", "plain"),
+    ("user\nWhat is <think>?\nassistant\n", "a tag", "", "a tag"),
     ("assistant\n", "plain <think> is a tag", "", "plain <think> is a tag"),
     ("assistant\n", "\n <think>a</think>b", "a", "b"),
     ("assistant\n", "\n\nplain", "", "\n\nplain"),
