@@ -31,8 +31,9 @@ class WordWrap:
             return out
         if char in " \t":
             out = self._flush()
-            # A space in the last column would wrap by itself: the line break takes its place.
+            # A space in the last column would wrap by itself: the next word's line break takes its place.
             if self._column + 1 >= self._width:
+                self._column = self._width
                 return out
             self._column += 1
             return out + " "

@@ -48,6 +48,17 @@ def test_wrapping_does_not_depend_on_how_the_text_arrives(text: str, width: int,
     assert wrapped(text, width, step) == wrapped(text, width, 1)
 
 
+@given(st.text(alphabet=st.sampled_from("ab  \n"), max_size=200), st.integers(8, 30))
+def test_wrapping_keeps_words_apart(text: str, width: int) -> None:
+    words = [word for word in text.split() if len(word) < width]
+    text = " ".join(words)
+    assert wrapped(text, width, 1).split() == words
+
+
+def test_a_word_after_a_space_in_the_last_column_starts_a_line() -> None:
+    assert wrapped("wait, said a", 11, 4) == "wait, said\na"
+
+
 def test_words_are_not_cut_when_a_line_is_full() -> None:
     assert wrapped("the quick brown fox", 10, 3) == "the quick\nbrown fox"
 
