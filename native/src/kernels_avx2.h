@@ -10,7 +10,9 @@ namespace {
 
 constexpr int kTokensAtOnce = 4;         // 8 integer accumulators, 2 code registers, 1 of activations: no spills
 constexpr int64_t kPanelTokens = 12;     // from here on codes are decoded once into a panel
-constexpr int64_t kPrefetchBlocks = 16;  // 4 KiB of 4-bit codes
+
+// How far ahead memory is asked for: 6 to 9 KiB, measured.
+template <int F> constexpr int64_t prefetch_blocks() { return F == HETERO_Q8_0 ? 16 : 24; }
 
 HETERO_INLINE __m256i broadcast4(const int8_t *p) {
     int32_t v;
@@ -126,12 +128,15 @@ HETERO_INLINE void add_block(const uint8_t *block, const float *d, const float *
                 acc[t][h] = _mm256_fmadd_ps(_mm256_load_ps(m + 8 * h), _mm256_set1_ps(rows.ds[t][b]), acc[t][h]);
 }
 
-// Fetches what will be read kPrefetchBlocks later: codes of this tile or the next, and the next tile's scales.
-template <int F> HETERO_INLINE void prefetch(const uint8_t *tile, int64_t b, int64_t blocks, int64_t size) {
+// Fetches what will be read later. From memory to registers: codes of this tile or the next.
+// With a panel there is more time: the same block of the next tile. Either way the next tile's scales.
+template <int F, bool Panel>
+HETERO_INLINE void prefetch(const uint8_t *tile, int64_t b, int64_t blocks, int64_t size) {
     constexpr FormatInfo f = kFormats[F];
-    const int64_t ahead = b + kPrefetchBlocks;
+    const int64_t ahead = b + (Panel ? blocks : prefetch_blocks<F>());
     const uint8_t *codes = ahead < blocks ? tile + ahead * f.code_bytes : tile + size + (ahead - blocks) * f.code_bytes;
-    for (int i = 0; i < f.code_bytes; i += 64) _mm_prefetch(reinterpret_cast<const char *>(codes + i), _MM_HINT_T0);
+    for (int i = 0; i < f.code_bytes; i += 64)
+        _mm_prefetch(reinterpret_cast<const char *>(codes + i), Panel ? _MM_HINT_T1 : _MM_HINT_T0);
     const int64_t scale = blocks * f.code_bytes + b * f.scale_bytes * kBlock / f.scale_k;
     _mm_prefetch(reinterpret_cast<const char *>(tile + size + scale), _MM_HINT_T0);
 }
@@ -148,7 +153,7 @@ __attribute__((noinline)) void add_chunk(const uint8_t *codes, const ScalePanel 
         for (int h = 0; h < 2; h++)
             acc[t][h] = first_block ? _mm256_loadu_ps(out + t * out_stride + 8 * h) : _mm256_setzero_ps();
     for (int64_t i = 0; i < count; i++) {
-        if (tile) prefetch<F>(tile, first_block + i, blocks, size);
+        if (tile) prefetch<F, Panel>(tile, first_block + i, blocks, size);
         add_block<F, T, Panel>(codes + i * block_bytes, scales.d[i], scales.m[i], rows, first_block + i, acc);
     }
     for (int t = 0; t < T; t++)

@@ -96,7 +96,13 @@ struct MoeJob {
             const int64_t n = min64(kPairBlock, offsets[e + 1] - first);
             for (int64_t half = 0; half < 2; half++) {
                 const int64_t tile = 2 * unit + half;
-                if (tile * kRows >= bank->inter) break;
+                if (tile * kRows >= bank->inter) {  // a ragged end: the missing half counts as zero
+                    for (int64_t i = 0; i < n; i++) {
+                        memset(gate + i * kUnitRows + kRows, 0, kRows * sizeof(float));
+                        memset(up + i * kUnitRows + kRows, 0, kRows * sizeof(float));
+                    }
+                    break;
+                }
                 const uint8_t *w = expert(e) + tile * (gate_tile + up_tile);
                 kTileKernels[bank->gate_format](w, bank->hidden, tokens, first, n, gate + half * kRows, kUnitRows);
                 kTileKernels[bank->up_format](w + gate_tile, bank->hidden, tokens, first, n, up + half * kRows,
@@ -108,7 +114,7 @@ struct MoeJob {
     }
 
     void store_h(float *gate, const float *up, int length, int64_t pair, int64_t unit) const {
-        silu_mul(gate, up, length);
+        for (int i = 0; i < kUnitRows; i += 8) silu_mul_8(gate + i, up + i);
         if (is_plain(bank->down_format)) {
             memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
             return;
