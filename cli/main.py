@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -79,11 +80,7 @@ def hetero(
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; no exception leaves this function."""
     arguments = list(sys.argv[1:] if args is None else args)
-    for stream in (sys.stdout, sys.stderr):
-        # Under a locale that is not UTF-8 a character that cannot be shown must not end an answer.
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+    _mend_streams()
     try:
         code = _run(arguments)
     except BaseException as problem:  # noqa: BLE001  the last stop: whatever it is ends in one line and an exit code
@@ -93,6 +90,16 @@ def main(args: Sequence[str] | None = None) -> int:
             code = 0
             output.silence_stdout()
     return code
+
+
+def _mend_streams() -> None:
+    """Give the program three streams, and let none of them end it over a character its encoding lacks."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller (`>&-`)
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+        elif name != "stdin" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 def _run(args: list[str]) -> int:

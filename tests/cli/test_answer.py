@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from hetero.cli.answer import Answer, Kind, check_room, generate
+from hetero.cli.repl import Interrupt
 from hetero.engine import Done, Engine, Event, Prefill, Sampling, Token
 from hetero.machine.types import UsageError
 from hetero.models.text import Prompt
@@ -87,3 +89,14 @@ def test_a_prompt_must_leave_room_for_a_token() -> None:
     check_room(9, 10, "")
     with pytest.raises(UsageError, match="10 tokens, but the context holds 10"):
         check_room(10, 10, "")
+
+
+def test_ctrl_c_is_a_flag_first_and_an_interrupt_the_second_time() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        assert not interrupt.pressed
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.pressed
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before

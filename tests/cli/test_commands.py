@@ -96,6 +96,20 @@ def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_do_not_matter(closed: str, env: dict[str, str]) -> None:
+    script = f"{' '.join(COMMAND)} probe {closed}"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_character_that_the_locale_lacks_is_replaced(env: dict[str, str]) -> None:
+    done = hetero("漢", env=env | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: no command ")
+
+
 def test_no_command_imports_torch_to_explain_itself(env: dict[str, str]) -> None:
     code = "import sys; from hetero.cli.main import main; main(['--version']); main(['probe']); "
     code += "print('torch' in sys.modules)"
