@@ -37,10 +37,11 @@ class WordWrap:
                 return out
             self._column += 1
             return out + " "
+        if cell_len(char) > 1:
+            out, self._word = self._flush(), char
+            return out + self._flush()
         self._word += char
-        if cell_len(char) > 1 or cell_len(self._word) >= self._width:
-            return self._flush()
-        return ""
+        return self._flush() if cell_len(self._word) >= self._width else ""
 
     def _flush(self) -> str:
         word, self._word = self._word, ""

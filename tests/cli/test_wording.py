@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from hetero.cli import wording
 from hetero.cli.wrap import WordWrap
 
+fixed = settings(derandomize=True, deadline=None, database=None, max_examples=300)
 TEXTS = st.text(alphabet=st.sampled_from("ab  \n漢é-"), max_size=200)
 
 
+@fixed
 @given(st.text())
 def test_clean_text_cannot_drive_a_terminal(text: str) -> None:
     assert not any((ord(char) < 32 and char not in "\n\t") or 0x7F <= ord(char) < 0xA0 for char in wording.clean(text))
@@ -36,6 +38,7 @@ def wrapped(text: str, width: int, step: int) -> str:
     return "".join(pieces) + wrap.finish()
 
 
+@fixed
 @given(TEXTS, st.integers(8, 30), st.integers(1, 7))
 def test_wrapping_keeps_every_character_but_spaces_and_stays_inside_the_width(text: str, width: int, step: int) -> None:
     out = wrapped(text, width, step)
@@ -43,11 +46,17 @@ def test_wrapping_keeps_every_character_but_spaces_and_stays_inside_the_width(te
     assert all(cell_len(line) <= width for line in out.split("\n"))
 
 
+@fixed
 @given(TEXTS, st.integers(8, 30), st.integers(1, 7))
 def test_wrapping_does_not_depend_on_how_the_text_arrives(text: str, width: int, step: int) -> None:
     assert wrapped(text, width, step) == wrapped(text, width, 1)
 
 
+def test_a_wide_character_breaks_by_itself() -> None:
+    assert wrapped("aaaaaaa漢", 8, 1) == "aaaaaaa\n漢"
+
+
+@fixed
 @given(st.text(alphabet=st.sampled_from("ab  \n"), max_size=200), st.integers(8, 30))
 def test_wrapping_keeps_words_apart(text: str, width: int) -> None:
     words = [word for word in text.split() if len(word) < width]
