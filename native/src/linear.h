@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t kFewTokens = 16;        // below: bound by memory, split by bytes; from here on: by arithmetic
+constexpr int64_t kFewTokens = 16;        // below: bound by memory, whole tiles for all tokens; from here on: by arithmetic
 constexpr int64_t kTokenBlock = 256;      // tokens whose activations stay in L2 while a strip's tiles pass
 constexpr int64_t kStripTiles = 8;
 constexpr int64_t kInlineElements = 16384;  // quantising fewer values than this is not worth a fork-join
@@ -52,7 +52,7 @@ struct LinearJob {
     const float *const *biases;
     float *const *outs;
     Acts acts;
-    int64_t total_tiles, total_bytes, strip, strips, token_blocks;
+    int64_t total_tiles, strip, strips, token_blocks;
 
     int64_t tiles(int m) const { return ceil_div(matrices[m]->n, kRows); }
     int64_t tile_size(int m) const { return tile_bytes(matrices[m]->format, matrices[m]->k); }
@@ -72,21 +72,8 @@ struct LinearJob {
             for (int64_t r = 0; r < valid; r++) out[i * w.n + r] = to[i * stride + r] + (bias ? bias[row + r] : 0.f);
     }
 
-    // The first tile, counted over all matrices, that lies wholly behind `bytes` of the weights.
-    int64_t tile_behind(int64_t bytes) const {
-        int64_t tile = 0;
-        for (int m = 0; m < n_matrices; m++) {
-            const int64_t size = tile_size(m), all = tiles(m) * size;
-            if (bytes <= all) return tile + ceil_div(bytes, size);
-            bytes -= all;
-            tile += tiles(m);
-        }
-        return total_tiles;
-    }
-
-    void run_static(int worker) const {
-        int64_t begin = tile_behind(total_bytes * worker / pool->n);
-        int64_t end = tile_behind(total_bytes * (worker + 1) / pool->n);
+    // Tiles [begin, end), counted over all matrices.
+    void run_tiles(int64_t begin, int64_t end) const {
         for (int m = 0; m < n_matrices && end > 0; m++) {
             const int64_t count = tiles(m);
             for (int64_t t = max64(begin, 0); t < min64(end, count); t++) run_tile(m, t, 0, n_tokens);
@@ -106,9 +93,13 @@ struct LinearJob {
         }
     }
 
-    static void run(void *context, int worker) {
-        auto *job = static_cast<LinearJob *>(context);
-        if (job->n_tokens < kFewTokens) return job->run_static(worker);
+    static void run(void *context, int) {
+        const auto *job = static_cast<LinearJob *>(context);
+        if (job->n_tokens < kFewTokens) {
+            for (int64_t begin, end; next_run(job->pool, job->total_tiles, job->total_tiles, &begin, &end);)
+                job->run_tiles(begin, end);
+            return;
+        }
         const int64_t all = job->strips * job->token_blocks;
         for (int64_t task; (task = next_task(job->pool)) < all;) {
             const int64_t first = task / job->strips * kTokenBlock;
@@ -117,11 +108,8 @@ struct LinearJob {
     }
 
     void plan() {
-        total_tiles = total_bytes = strips = 0;
-        for (int m = 0; m < n_matrices; m++) {
-            total_tiles += tiles(m);
-            total_bytes += tiles(m) * tile_size(m);
-        }
+        total_tiles = strips = 0;
+        for (int m = 0; m < n_matrices; m++) total_tiles += tiles(m);
         token_blocks = ceil_div(n_tokens, kTokenBlock);
         strip = max64(1, min64(kStripTiles, total_tiles * token_blocks / (4 * pool->n)));
         for (int m = 0; m < n_matrices; m++) strips += ceil_div(tiles(m), strip);
@@ -131,7 +119,7 @@ struct LinearJob {
 inline int linear(Pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
                   int64_t n_tokens, const float *const *biases, float *const *outs, Message message) {
     const int64_t k = matrices[0]->k;
-    LinearJob job = {pool, matrices, n_matrices, n_tokens, biases, outs, Acts(), 0, 0, 0, 0, 0};
+    LinearJob job = {pool, matrices, n_matrices, n_tokens, biases, outs, Acts(), 0, 0, 0, 0};
     job.acts.x = x;
     job.acts.x_stride = k;
     bool quantised = false;

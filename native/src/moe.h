@@ -47,7 +47,6 @@ struct MoeJob {
         h_memory = arena->take_bytes(h_quantised ? ActBuffers::bytes(slots, bank->inter) : 0);
         const int64_t tiles = ceil_div(bank->hidden, kRows);
         strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
-        if (slots > 4 * bank->n_experts) strip = max64(1, min64(strip, tiles / (4 * pool->n)));
         strip_stride = strip * kRows;
         columns = arena->take<float>(pool->n * slots * strip_stride);
     }
@@ -123,16 +122,11 @@ struct MoeJob {
         quantize_group(gate, h_to.q + pair * h_to.q_stride + unit * kUnitRows, h_to.d + at, h_to.s8 + at, h_to.ds + at);
     }
 
-    static void run_gate_up(void *context, int worker) {
+    static void run_gate_up(void *context, int) {
         const auto *job = static_cast<MoeJob *>(context);
-        const int64_t all = job->n_active * job->units;
-        if (job->few) {
-            const int64_t end = all * (worker + 1) / job->pool->n;
-            for (int64_t i = all * worker / job->pool->n; i < end; i++)
-                job->gate_up(job->active[i / job->units], i % job->units);
-            return;
-        }
-        for (int64_t i; (i = next_task(job->pool)) < all;) job->gate_up(job->active[i / job->units], i % job->units);
+        const int64_t all = job->n_active * job->units, longest = job->few ? all : 1;
+        for (int64_t i, end; next_run(job->pool, all, longest, &i, &end);)
+            for (; i < end; i++) job->gate_up(job->active[i / job->units], i % job->units);
     }
 
     // Output columns of tiles [begin, end): every expert's part, then the weighted sum of each token's slots.
@@ -161,13 +155,7 @@ struct MoeJob {
         const auto *job = static_cast<MoeJob *>(context);
         float *y = job->columns + worker * job->n_tokens * job->top_k * job->strip_stride;
         const int64_t tiles = ceil_div(job->bank->hidden, kRows);
-        if (job->few) {
-            const int64_t end = tiles * (worker + 1) / job->pool->n;
-            for (int64_t t = tiles * worker / job->pool->n; t < end; t += job->strip)
-                job->down(t, min64(t + job->strip, end), y);
-            return;
-        }
-        for (int64_t t; (t = job->strip * next_task(job->pool)) < tiles;) job->down(t, min64(t + job->strip, tiles), y);
+        for (int64_t begin, end; next_run(job->pool, tiles, job->strip, &begin, &end);) job->down(begin, end, y);
     }
 
     int run(Message message) {

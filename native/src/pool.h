@@ -149,7 +149,23 @@ inline void pool_run(Pool *pool, Task task, void *context) {
     if (pool->n > 1) wait_finished(pool);
 }
 
+// The next one of the tasks; beyond the last one when none is left.
 inline uint32_t next_task(Pool *pool) { return pool->counter.value.fetch_add(1, std::memory_order_relaxed); }
+
+// The next run [begin, end) of `all` equal tasks: long ones first, then shorter ones, so that neighbours in memory
+// stay together and yet a worker that woke late or was held up leaves its share to the others.
+inline bool next_run(Pool *pool, int64_t all, int64_t longest, int64_t *begin, int64_t *end) {
+    const int64_t smallest = 1 + all / (32 * pool->n);
+    uint32_t at = pool->counter.value.load(std::memory_order_relaxed);
+    int64_t size;
+    do {
+        if (at >= all) return false;
+        size = min64(min64(longest, all - at), max64(smallest, (all - at) * 3 / (4 * pool->n)));
+    } while (!pool->counter.value.compare_exchange_weak(at, at + uint32_t(size), std::memory_order_relaxed));
+    *begin = at;
+    *end = at + size;
+    return true;
+}
 
 inline void pool_destroy(Pool *pool) {
     pool->stop = true;
