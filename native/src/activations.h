@@ -77,15 +77,9 @@ inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_
     }
 }
 
-typedef float Lanes __attribute__((vector_size(32)));  // eight at once; compilers split it where registers are shorter
-typedef uint32_t LaneBits __attribute__((vector_size(32)));
-
 // gate[i] = silu(gate[i]) * up[i] for eight values. exp(-gate) is good to about 1e-7; NaN stays NaN.
 inline void silu_mul_8(float *gate, const float *up) {
-    Lanes g, u;
-    memcpy(&g, gate, sizeof g);
-    memcpy(&u, up, sizeof u);
-    Lanes x = -g;
+    Lanes g = load_lanes(gate), u = load_lanes(up), x = -g;
     x = x < -87.f ? Lanes{} - 87.f : x;
     x = x > 88.f ? Lanes{} + 88.f : x;
     const Lanes shifted = x * 1.44269504088896341f + 12582912.f;  // 1.5 * 2^23: the integer ends up in the low bits

@@ -10,6 +10,8 @@
 
 #include "../hetero.h"
 
+#define HETERO_INLINE inline __attribute__((always_inline))
+
 namespace {
 
 constexpr int kRows = 16;    // output rows of a tile
@@ -102,6 +104,17 @@ inline uint16_t float_to_half(float v) {
 
 inline bool is_finite(float v) { return (float_bits(v) & 0x7f800000) != 0x7f800000; }
 inline bool is_finite_half(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
+
+// --- eight values at once; compilers split them where registers are shorter ---
+
+typedef float Lanes __attribute__((vector_size(32)));
+typedef uint32_t LaneBits __attribute__((vector_size(32)));
+
+HETERO_INLINE Lanes load_lanes(const float *p) {
+    Lanes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 
 // --- error messages ---
 

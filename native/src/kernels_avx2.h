@@ -6,8 +6,6 @@
 
 namespace {
 
-#define HETERO_INLINE inline __attribute__((always_inline))
-
 constexpr int kTokensAtOnce = 4;         // 8 integer accumulators, 2 code registers, 1 of activations: no spills
 constexpr int64_t kPanelTokens = 12;     // from here on codes are decoded once into a panel
 
