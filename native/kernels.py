@@ -29,9 +29,16 @@ def _array(name: str, array: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...
     return array
 
 
+def _target(name: str, array: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
+    """As `_array`, for one that is written to."""
+    if not array.flags.writeable:
+        raise ValueError(f"{name}: a read-only array, expected one to write to")
+    return _array(name, array, dtype, shape)
+
+
 def _pointer(kind: str, array: npt.NDArray[Any]) -> Any:
-    """A C pointer into `array`; the caller keeps the array alive during the call."""
-    return ffi.cast(kind, array.ctypes.data if array.size else 0)
+    """A C pointer into a contiguous `array`; the caller keeps the array alive during the call."""
+    return ffi.from_buffer(kind, array)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class PackedMatrix:
     def __post_init__(self) -> None:
         _array("packed matrix", self.data, np.uint8, (packed_bytes(self.format, self.n, self.k),))
         code = format_info(self.format).code
-        pointer = _pointer("uint8_t *", self.data)
+        pointer = _pointer("uint8_t[]", self.data)
         native = ffi.new("hetero_matrix *", [code, self.n, self.k, pointer, self.data.nbytes])
         object.__setattr__(self, "native", native)
 
@@ -80,7 +87,7 @@ class ExpertBank:
                 f"expected {native.stride} and {native.down_offset}"
             )
         native.n_experts = self.n_experts
-        native.data = _pointer("uint8_t *", self.data)
+        native.data = _pointer("uint8_t[]", self.data)
         native.bytes = self.data.nbytes
         object.__setattr__(self, "native", native)
 
@@ -117,7 +124,7 @@ class Kernels:
     def pack(self, fmt: str, rows: Bytes, n: int, k: int, out: Bytes | None = None) -> Bytes:
         """Raw rows, uint8 [n, row_bytes] (or flat), to tiles, uint8 [packed_bytes]; into `out` where given."""
         size = packed_bytes(fmt, n, k)
-        tiles = np.empty(size, np.uint8) if out is None else _array("out", out, np.uint8, (size,))
+        tiles = np.empty(size, np.uint8) if out is None else _target("out", out, np.uint8, (size,))
         rows = _array("rows", rows, np.uint8)
         self._move("hetero_pack", fmt, n, k, rows, tiles)
         return tiles
@@ -130,7 +137,7 @@ class Kernels:
 
     def _move(self, function: str, fmt: str, n: int, k: int, source: npt.NDArray[Any], to: npt.NDArray[Any]) -> None:
         """Calls one of the functions of the form (format, n, k, source, bytes, target, bytes)."""
-        kinds = {np.dtype(np.uint8): "uint8_t *", np.dtype(np.float32): "float *"}
+        kinds = {np.dtype(np.uint8): "uint8_t[]", np.dtype(np.float32): "float[]"}
         arguments = (_pointer(kinds[source.dtype], source), source.nbytes, _pointer(kinds[to.dtype], to), to.nbytes)
         self.call(function, format_info(fmt).code, n, k, *arguments)
 
@@ -149,8 +156,9 @@ class Kernels:
         """One expert's raw rows into `out`, uint8 [expert_bytes]: gate and up tiles in turn, then down tiles."""
         bank = _bank(gate_fmt, up_fmt, down_fmt, hidden, inter)
         arguments: list[Any] = []
+        _target("out", out, np.uint8)
         for name, array in (("gate", gate_rows), ("up", up_rows), ("down", down_rows), ("out", out)):
-            arguments += [_pointer("uint8_t *", _array(name, array, np.uint8)), array.nbytes]
+            arguments += [_pointer("uint8_t[]", _array(name, array, np.uint8)), array.nbytes]
         self.call("hetero_pack_expert", bank, *arguments)
 
     def unpack_expert(
@@ -163,7 +171,7 @@ class Kernels:
         down = np.zeros((hidden, row_bytes(down_fmt, inter)), np.uint8)
         arguments: list[Any] = []
         for array in (_array("packed", packed, np.uint8), gate, up, down):
-            arguments += [_pointer("uint8_t *", array), array.nbytes]
+            arguments += [_pointer("uint8_t[]", array), array.nbytes]
         self.call("hetero_unpack_expert", bank, *arguments)
         return gate, up, down
 
@@ -189,7 +197,7 @@ class Kernels:
         """Rows `ids`, integer [T], of a packed matrix as float32 [T, k]."""
         wide = np.ascontiguousarray(ids, dtype=np.int64)
         out = np.empty((wide.size, matrix.k), np.float32)
-        pointers = (_pointer("int64_t *", wide), wide.size, _pointer("float *", out), out.nbytes)
+        pointers = (_pointer("int64_t[]", wide), wide.size, _pointer("float[]", out), out.nbytes)
         self.call("hetero_gather_rows", matrix.native, *pointers)
         return out
 
@@ -197,7 +205,7 @@ class Kernels:
         """Index (row-major) of the first block with a scale or plain value that is NaN or infinite, or -1."""
         block = ffi.new("int64_t *")
         rows = _array("rows", rows, np.uint8)
-        pointer = _pointer("uint8_t *", rows)
+        pointer = _pointer("uint8_t[]", rows)
         self.call("hetero_check_scales", format_info(fmt).code, n, k, pointer, rows.nbytes, block)
         return int(block[0])
 
@@ -224,17 +232,17 @@ class Kernels:
         tokens = x.shape[0]
         _array("x", x, np.float32, (tokens, matrices[0].k))
         for matrix, out in zip(matrices, outs, strict=True):
-            _array("out", out, np.float32, (tokens, matrix.n))
+            _target("out", out, np.float32, (tokens, matrix.n))
         self.call(
             "hetero_linear",
             pool.native,
             [matrix.native for matrix in matrices],
             count,
-            _pointer("float *", x),
+            _pointer("float[]", x),
             x.nbytes,
             tokens,
-            ffi.NULL if biases is None else [_pointer("float *", bias) for bias in biases],
-            [_pointer("float *", out) for out in outs],
+            ffi.NULL if biases is None else [_pointer("float[]", bias) for bias in biases],
+            [_pointer("float[]", out) for out in outs],
             [out.nbytes for out in outs],
         )
 
@@ -249,18 +257,18 @@ class Kernels:
         _array("ids", ids, np.int32)
         _array("x", x, np.float32, (tokens, bank.hidden))
         _array("weights", weights, np.float32, (tokens, top_k))
-        _array("out", out, np.float32, (tokens, bank.hidden))
+        _target("out", out, np.float32, (tokens, bank.hidden))
         self.call(
             "hetero_moe",
             pool.native,
             bank.native,
-            _pointer("float *", x),
+            _pointer("float[]", x),
             x.nbytes,
             tokens,
-            _pointer("int32_t *", ids),
-            _pointer("float *", weights),
+            _pointer("int32_t[]", ids),
+            _pointer("float[]", weights),
             top_k,
-            _pointer("float *", out),
+            _pointer("float[]", out),
             out.nbytes,
         )
 

@@ -5,8 +5,8 @@
 namespace {
 
 // Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
-// scale d, s8 = 8 * sum of codes (zero points) and
-// ds = d * sum of codes (minima). Token i of a call lies in row rows[i] (or row i).
+// scale d, s8 = 8 * sum of codes (for zero points) and ds = d * sum of codes (for minima). Token i of a call lies in
+// row rows[i] (or row i).
 struct Acts {
     const float *x = nullptr;
     int64_t x_stride = 0;

@@ -24,7 +24,8 @@ inline int check_shape(int format, int64_t n, int64_t k, Message message) {
 
 inline int check_buffer(const char *what, const void *data, size_t bytes, int64_t expected, Message message) {
     if (bytes != size_t(expected))
-        return message.fail(HETERO_BAD_ARGUMENT, "%s: %zu bytes given, %lld expected", what, bytes, (long long)expected);
+        return message.fail(HETERO_BAD_ARGUMENT, "%s: %zu bytes given, %lld expected", what, bytes,
+                            (long long)expected);
     if (!data && expected) return message.fail(HETERO_BAD_ARGUMENT, "%s: null pointer", what);
     return HETERO_OK;
 }
@@ -44,7 +45,8 @@ inline int check_bank_shape(const hetero_bank *b, Message message) {
         packed_bytes(b->gate_format, b->inter, b->hidden) + packed_bytes(b->up_format, b->inter, b->hidden);
     const int64_t used = down_offset + packed_bytes(b->down_format, b->hidden, b->inter);
     if (b->down_offset != down_offset || b->stride < used || b->n_experts < 1 || b->n_experts > 65536)
-        return message.fail(HETERO_BAD_ARGUMENT, "expert bank: %lld experts of stride %lld, down at %lld; expected >= %lld, at %lld",
+        return message.fail(HETERO_BAD_ARGUMENT,
+                            "expert bank: %lld experts of stride %lld, down at %lld; expected >= %lld, at %lld",
                             (long long)b->n_experts, (long long)b->stride, (long long)b->down_offset, (long long)used,
                             (long long)down_offset);
     return HETERO_OK;
@@ -218,7 +220,8 @@ int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t 
                        char *text, size_t text_bytes) {
     const Message message = {text, text_bytes};
     if (const int code = check_matrix(matrix, message)) return code;
-    if (n_ids < 0 || n_ids > kMaxRows) return message.fail(HETERO_BAD_ARGUMENT, "%lld rows asked for", (long long)n_ids);
+    if (n_ids < 0 || n_ids > kMaxRows)
+        return message.fail(HETERO_BAD_ARGUMENT, "%lld rows asked for", (long long)n_ids);
     if (const int code = check_buffer("out", out, out_bytes, 4 * n_ids * matrix->k, message)) return code;
     for (int64_t i = 0; i < n_ids; i++)
         if (ids[i] < 0 || ids[i] >= matrix->n)

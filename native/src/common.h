@@ -41,7 +41,9 @@ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-inline int64_t raw_row_bytes(int format, int64_t k) { return k / kFormats[format].block_k * kFormats[format].raw_bytes; }
+inline int64_t raw_row_bytes(int format, int64_t k) {
+    return k / kFormats[format].block_k * kFormats[format].raw_bytes;
+}
 
 inline int64_t scale_offset(int format, int64_t k) { return ceil_div(k, kBlock) * kFormats[format].code_bytes; }
 

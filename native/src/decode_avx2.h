@@ -41,7 +41,9 @@ template <int F> inline __attribute__((always_inline)) __m256i decode_line(const
     return _mm256_sub_epi8(code, _mm256_set1_epi8(32));
 }
 
-inline __m256 halves(const uint8_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+inline __m256 halves(const uint8_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
 
 inline __m256 bytes_to_float(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)); }
 
@@ -77,7 +79,7 @@ inline void decode_q6_scales(const uint8_t *entry, ScalePanel *out, int64_t at) 
     for (int g = 0; g < 16; g++)
         for (int h = 0; h < 2; h++) {
             const __m128i s = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(entry + 32 + 16 * g + 8 * h));
-            float *to = (g & 1 ? out->m : out->d)[at + (g >> 1)] + 8 * h;
+            float *to = (g & 1 ? out->m[at + (g >> 1)] : out->d[at + (g >> 1)]) + 8 * h;
             _mm256_store_ps(to, _mm256_mul_ps(d[h], _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(s))));
         }
 }

@@ -81,7 +81,7 @@ void tile_plain(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first,
         const int length = int(min64(kBlock, k - b));
         for (int j = 0; j < length; j++)
             for (int r = 0; r < kRows; r++)
-                w[j][r] = load_plain(F, F == HETERO_F32 ? tile + 64 * j + 4 * r : tile + 64 * (j >> 1) + 4 * r + 2 * (j & 1));
+                w[j][r] = load_plain(F, tile + (F == HETERO_F32 ? 64 * j : 64 * (j >> 1) + 2 * (j & 1)) + 4 * r);
         for (int64_t i = 0; i < n; i++) {
             const float *x = acts.x + acts.row(first + i) * acts.x_stride + b;
             float *o = out + i * out_stride;

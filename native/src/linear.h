@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t kFewTokens = 16;        // below: bound by memory, whole tiles for all tokens; from here on: by arithmetic
+constexpr int64_t kFewTokens = 16;        // fewer are bound by memory, more by arithmetic
 constexpr int64_t kTokenBlock = 256;      // tokens whose activations stay in L2 while a strip's tiles pass
 constexpr int64_t kStripTiles = 8;
 constexpr int64_t kInlineElements = 16384;  // quantising fewer values than this is not worth a fork-join
@@ -126,7 +126,9 @@ inline int linear(Pool *pool, const hetero_matrix *const *matrices, int32_t n_ma
     for (int m = 0; m < n_matrices; m++) quantised |= !is_plain(matrices[m]->format);
     if (quantised) {
         uint8_t *memory = pool_scratch(pool, ActBuffers::bytes(n_tokens, k));
-        if (!memory) return message.fail(HETERO_NO_MEMORY, "no memory for the activations of %lld tokens", (long long)n_tokens);
+        if (!memory)
+            return message.fail(HETERO_NO_MEMORY, "no memory for the activations of %lld tokens",
+                                (long long)n_tokens);
         ActBuffers to;
         to.place(memory, n_tokens, k);
         quantize_tokens(pool, x, n_tokens, k, to);

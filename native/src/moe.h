@@ -163,7 +163,8 @@ struct MoeJob {
         layout(&measure);
         Arena arena = {pool_scratch(pool, measure.used)};
         if (!arena.base)
-            return message.fail(HETERO_NO_MEMORY, "no memory for the experts' intermediate values: %zu bytes", measure.used);
+            return message.fail(HETERO_NO_MEMORY, "no memory for the experts' intermediate values: %zu bytes",
+                                measure.used);
         layout(&arena);
         units = ceil_div(bank->inter, kUnitRows);
         gate_tile = tile_bytes(bank->gate_format, bank->hidden);

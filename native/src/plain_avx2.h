@@ -6,23 +6,49 @@ namespace {
 
 constexpr int64_t kPlainChunk = 256;  // inputs of a float32 panel: 16 KiB
 
-// One 64-byte line of 16 rows x 2 k as float32: to[0..15] for the even k, to[16..31] for the odd.
-template <int F> HETERO_INLINE void widen_line(const uint8_t *line, float *to) {
-    for (int h = 0; h < 2; h++) {
-        const __m256i v = load(line + 32 * h);
-        __m256 even, odd;
-        if (F == HETERO_BF16) {
-            even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
-            odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000))));
-        } else {
-            const __m256i split = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
-                                                   0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-            const __m256i sorted = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, split), 0xd8);
-            even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));
-            odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
+// 8 rows x 2 k of a 16-bit format as float32: the even k and the odd k.
+template <int F> HETERO_INLINE void widen_pairs(const uint8_t *p, __m256 *even, __m256 *odd) {
+    const __m256i v = load(p);
+    if (F == HETERO_BF16) {
+        *even = _mm256_castsi256_ps(_mm256_slli_epi32(v, 16));
+        *odd = _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(int(0xffff0000))));
+    } else {
+        const __m256i split = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                               0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        const __m256i sorted = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(v, split), 0xd8);
+        *even = _mm256_cvtph_ps(_mm256_castsi256_si128(sorted));
+        *odd = _mm256_cvtph_ps(_mm256_extracti128_si256(sorted, 1));
+    }
+}
+
+HETERO_INLINE void prefetch_line(const uint8_t *line) {
+    _mm_prefetch(reinterpret_cast<const char *>(line + 8192), _MM_HINT_T0);
+}
+
+// One token of a 16-bit tile, from memory to registers.
+template <int F> void plain_one(const uint8_t *tile, int64_t k, const float *x, float *out) {
+    __m256 acc[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, even, odd;
+    for (int64_t j = 0; j < k; j += 2, tile += 64) {
+        prefetch_line(tile);
+        for (int h = 0; h < 2; h++) {
+            widen_pairs<F>(tile + 32 * h, &even, &odd);
+            acc[h] = _mm256_fmadd_ps(even, _mm256_set1_ps(x[j]), acc[h]);
+            if (j + 1 < k) acc[h] = _mm256_fmadd_ps(odd, _mm256_set1_ps(x[j + 1]), acc[h]);
         }
-        _mm256_store_ps(to + 8 * h, even);
-        _mm256_store_ps(to + kRows + 8 * h, odd);
+    }
+    for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + 8 * h, acc[h]);
+}
+
+// `lines` lines of 16 rows x 2 k to a float32 panel [k][16].
+template <int F> void widen_lines(const uint8_t *from, int64_t lines, float *panel) {
+    for (int64_t j = 0; j < lines; j++, from += 64, panel += 2 * kRows) {
+        prefetch_line(from);
+        for (int h = 0; h < 2; h++) {
+            __m256 even, odd;
+            widen_pairs<F>(from + 32 * h, &even, &odd);
+            _mm256_store_ps(panel + 8 * h, even);
+            _mm256_store_ps(panel + kRows + 8 * h, odd);
+        }
     }
 }
 
@@ -51,17 +77,14 @@ void plain_tokens(const float *panel, int64_t first_k, int64_t count, const Acts
 template <int F>
 void plain_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                 int64_t out_stride) {
+    if (n == 1 && F != HETERO_F32)
+        return plain_one<F>(tile, k, acts.x + acts.row(first) * acts.x_stride, out);
     alignas(64) float decoded[kPlainChunk * kRows];
     for (int64_t b = 0; b < k; b += kPlainChunk) {
         const int64_t count = min64(kPlainChunk, k - b);
         const uint8_t *from = tile + b / kBlock * kFormats[F].code_bytes;
-        const float *panel = decoded;
-        if (F == HETERO_F32) panel = reinterpret_cast<const float *>(from);
-        else
-            for (int64_t j = 0; j < (count + 1) / 2; j++) {
-                _mm_prefetch(reinterpret_cast<const char *>(from + 64 * j + 4096), _MM_HINT_T0);
-                widen_line<F>(from + 64 * j, decoded + 2 * kRows * j);
-            }
+        if (F != HETERO_F32) widen_lines<F>(from, (count + 1) / 2, decoded);
+        const float *panel = F == HETERO_F32 ? reinterpret_cast<const float *>(from) : decoded;
         int64_t t = 0;
         for (; t + 6 <= n; t += 6) plain_tokens<6>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);
         for (; t + 4 <= n; t += 4) plain_tokens<4>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);

@@ -149,6 +149,10 @@ def test_wrong_shapes_are_refused(kernels, pool):
         kernels.linear(pool, matrix, np.zeros((2, 32), np.float32), out)
     with pytest.raises(ValueError, match="out: shape"):
         kernels.linear(pool, matrix, x, np.zeros((3, 16), np.float32))
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out: a read-only array"):
+        kernels.linear(pool, matrix, x, out)
+    out.flags.writeable = True
     with pytest.raises(ValueError, match="float64"):
         kernels.linear(pool, matrix, x.astype(np.float64), out)
     with pytest.raises(ValueError, match="bias"):
