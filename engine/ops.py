@@ -41,23 +41,26 @@ class Runtime:
         self.rotation_scale = rotation_scale(model.config.rope)
         self._latent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def latent_projections(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """MLA's key and value projections of the latent, float32 [H, nope, r] and [H, v, r], unpacked once a layer."""
-        if layer not in self._latent:
-            self._latent[layer] = self._split_latent(f"model.layers.{layer}.self_attn.")
-        return self._latent[layer]
+    def to_latent(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """MLA: q_nope [T, H, nope] into the latent space, [T, H, r]."""
+        out = self.owner.heads(f"model.layers.{layer}.self_attn.k_b_proj", q)
+        return torch.einsum("thn,hnr->thr", q, self._joint(layer)[0]) if out is None else out
 
-    def _split_latent(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
-        mla = self.config.mla
-        assert mla is not None
-        joint = self.owner.dense(prefix + "kv_b_proj.weight")
-        if joint is not None:
+    def from_latent(self, layer: int, mixed: torch.Tensor) -> torch.Tensor:
+        """MLA: the attended latent [T, H, r] to values, [T, H, v]."""
+        out = self.owner.heads(f"model.layers.{layer}.self_attn.v_b_proj", mixed)
+        return torch.einsum("thr,hvr->thv", mixed, self._joint(layer)[1]) if out is None else out
+
+    def _joint(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The two halves of a checkpoint's joint kv_b_proj, float32 [H, nope, r] and [H, v, r], unpacked once."""
+        if layer not in self._latent:
+            mla = self.config.mla
+            joint = self.owner.dense(f"model.layers.{layer}.self_attn.kv_b_proj.weight")
+            assert mla is not None
+            assert joint is not None
             parts = joint.view(self.config.n_heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
-            return parts[:, : mla.nope_dim].contiguous(), parts[:, mla.nope_dim :].contiguous()
-        keys, values = self.owner.dense(prefix + "k_b_proj.weight"), self.owner.dense(prefix + "v_b_proj.weight")
-        assert keys is not None
-        assert values is not None
-        return keys.transpose(1, 2).contiguous(), values
+            self._latent[layer] = parts[:, : mla.nope_dim].contiguous(), parts[:, mla.nope_dim :].contiguous()
+        return self._latent[layer]
 
 
 class Ops:
@@ -115,11 +118,9 @@ class Ops:
 
         q·k = (W_k^T q_nope)·c + q_rope·k_rope, so keys are never expanded (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
         """
-        to_key, to_value = self._runtime.latent_projections(layer)
-        q = torch.cat([torch.einsum("thn,hnr->thr", q_nope, to_key), q_rope], dim=-1)
-        outs = []
+        q = torch.cat([self._runtime.to_latent(layer, q_nope), q_rope], dim=-1)
+        rank, outs = q.shape[2] - q_rope.shape[2], []
         for span in self._batch.spans:
             rows = slice(span.start, span.stop)
-            outs.append(self._runtime.attention.latent(layer, span, q[rows], latent[rows], to_key.shape[2], scale))
-        mixed = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return torch.einsum("thr,hvr->thv", mixed, to_value)
+            outs.append(self._runtime.attention.latent(layer, span, q[rows], latent[rows], rank, scale))
+        return self._runtime.from_latent(layer, outs[0] if len(outs) == 1 else torch.cat(outs))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hetero.models.load import Model
 from hetero.models.rope import rotate
 from hetero.native import Kernels, PackedMatrix, Pool
-from hetero.native.attention import norm_rope
+from hetero.native.attention import linear_heads, norm_rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,9 @@ class DenseOwner(Protocol):
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         """x times each matrix transposed, plus its bias where it has one: float32 [T, n] each."""
+
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        """x float32 [T, H, k], head by head times the matrix `name`.weight [H, n, k]: [T, H, n]; None without it."""
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMS norm of x [..., d] over its last axis by weight [d]."""
@@ -79,6 +82,16 @@ class NativeOwner:
             if bias is not None:
                 out += bias
         return outs
+
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        matrix = self._model.matrices.get(name + ".weight")
+        if matrix is None:
+            return None
+        tokens, heads, _ = x.shape
+        by_head = x.transpose(0, 1).contiguous()
+        out = torch.empty(heads, tokens, matrix.n // heads)
+        linear_heads(self._kernels, self._pool, matrix, heads, tokens, by_head.data_ptr(), out.data_ptr())
+        return out.transpose(0, 1)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
@@ -138,6 +151,12 @@ class TorchOwner:
         outs = [F.linear(cast, self._weights[name + ".weight"]).float() for name in names]
         biases = [self._small.get(name + ".bias") for name in names]
         return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
+        weight = self._weights.get(name + ".weight")
+        if weight is None:
+            return None
+        return torch.einsum("thk,hnk->thn", x.to(self._dtype), weight.view(x.shape[1], -1, x.shape[2])).float()
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)

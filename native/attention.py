@@ -1,4 +1,4 @@
-"""Attention over a paged KV cache, and the norm and rotation before it, on plain addresses.
+"""Attention over a paged KV cache, and what is done per head before and after it, on plain addresses.
 
 These calls happen several times per layer and token, so a call keeps its C struct and only changes what is new.
 Addresses come with shapes that the caller vouches for; lengths are derived from them and checked in C.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.native.formats import format_info
-from hetero.native.kernels import Kernels, Pool
+from hetero.native.kernels import Kernels, PackedMatrix, Pool
 from hetero.native.library import ffi
 
 Table = npt.NDArray[np.int32]
@@ -82,6 +82,24 @@ class PagedAttention:
         args.pages = pages = ffi.from_buffer("int32_t[]", table)
         self._kernels.call("hetero_attention", pool.native, args)
         del pages  # alive until here: the struct does not keep it
+
+
+def linear_heads(kernels: Kernels, pool: Pool, matrix: PackedMatrix, heads: int, tokens: int, x: int, out: int) -> None:
+    """Each of `heads` equal parts of a matrix times its own input: x float32 [heads, T, k], out [heads, T, n / heads].
+
+    n / heads must be a multiple of 16: ValueError otherwise.
+    """
+    kernels.call(
+        "hetero_linear_heads",
+        pool.native,
+        matrix.native,
+        heads,
+        ffi.cast("float *", x),
+        heads * tokens * matrix.k * 4,
+        tokens,
+        ffi.cast("float *", out),
+        tokens * matrix.n * 4,
+    )
 
 
 def norm_rope(

@@ -138,6 +138,10 @@ int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char 
 int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t width,
                      int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
                      size_t store_bytes, char *message, size_t message_bytes);
+/* A matrix of `heads` equal parts, each with its own input: out[h, t, :] = part h of matrix times x[h, t, :]. A part
+ * must be whole tiles (n / heads a multiple of 16). */
+int hetero_linear_heads(hetero_pool *pool, const hetero_matrix *matrix, int64_t heads, const float *x, size_t x_bytes,
+                        int64_t n_tokens, float *out, size_t out_bytes, char *message, size_t message_bytes);
 int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message, size_t message_bytes);
 /* cdef end */
 #pragma GCC visibility pop

@@ -293,4 +293,27 @@ int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *mess
     return HETERO_OK;
 }
 
+int hetero_linear_heads(hetero_pool *pool, const hetero_matrix *matrix, int64_t heads, const float *x, size_t x_bytes,
+                        int64_t n_tokens, float *out, size_t out_bytes, char *message, size_t message_bytes) {
+    const Message m = {message, message_bytes};
+    if (!pool || n_tokens < 0 || n_tokens > kMaxRows) return m.fail(HETERO_BAD_ARGUMENT, "linear_heads needs a pool and tokens");
+    if (const int code = check_matrix(matrix, m)) return code;
+    if (heads < 1 || heads > 65536 || matrix->n % heads || matrix->n / heads % kRows)
+        return m.fail(HETERO_BAD_ARGUMENT, "linear_heads: %lld rows do not make %lld heads of whole tiles",
+                      (long long)matrix->n, (long long)heads);
+    const int64_t rows = matrix->n / heads, k = matrix->k;
+    if (const int code = check_buffer("x", x, x_bytes, 4 * heads * n_tokens * k, m)) return code;
+    if (const int code = check_buffer("out", out, out_bytes, 4 * heads * n_tokens * rows, m)) return code;
+    if (!n_tokens) return HETERO_OK;
+    const Locked locked(pool);
+    const size_t bytes = size_t(packed_bytes(matrix->format, rows, k));
+    for (int64_t h = 0; h < heads; h++) {
+        const hetero_matrix part = {matrix->format, rows, k, matrix->data + h * bytes, bytes};
+        const hetero_matrix *parts[1] = {&part};
+        float *outs[1] = {out + h * n_tokens * rows};
+        if (const int code = linear(pool, parts, 1, x + h * n_tokens * k, n_tokens, nullptr, outs, m)) return code;
+    }
+    return HETERO_OK;
+}
+
 }  // extern "C"
