@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -12,7 +11,7 @@ from hetero.engine.batch import Span
 from hetero.engine.kvcache import KVCache
 from hetero.engine.pages import PAGE
 from hetero.native import Kernels, Pool
-from hetero.native.attention import PagedAttention, Store
+from hetero.native.attention import PagedAttention, Store, Turn
 
 NATIVE_TOKENS = 8
 """Up to this many tokens the native kernel is faster than torch: it reads the pages as they lie."""
@@ -20,6 +19,14 @@ NATIVE_TOKENS = 8
 
 class Attention(Protocol):
     """Appends a span's keys and values to the cache and attends; float32 in and out."""
+
+    def fuses(self, span: Span) -> bool:
+        """Whether `turned_grouped` may be called for this span."""
+
+    def turned_grouped(
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: Turn, scale: float
+    ) -> torch.Tensor:
+        """`grouped` on raw q and k, which are normed and turned on the way."""
 
     def grouped(
         self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
@@ -37,6 +44,14 @@ class TorchAttention:
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
+
+    def fuses(self, span: Span) -> bool:
+        return False
+
+    def turned_grouped(
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: Turn, scale: float
+    ) -> torch.Tensor:
+        raise NotImplementedError("torch turns q and k for all spans at once")
 
     def grouped(
         self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
@@ -62,20 +77,36 @@ class NativeAttention:
         self._torch = TorchAttention(kv)
         self._paged: dict[int, PagedAttention] = {}
 
+    def fuses(self, span: Span) -> bool:
+        return span.stop - span.start <= NATIVE_TOKENS
+
+    def turned_grouped(
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: Turn, scale: float
+    ) -> torch.Tensor:
+        tokens, heads, _ = q.shape
+        paged = self._grouped(layer, heads, v.shape[2], scale)
+        out = torch.empty(tokens, heads, v.shape[2])
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        paged.step(self._pool, span.table, span.first, tokens, *addresses, turn, out.data_ptr())
+        return out
+
     def grouped(
         self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        if len(q) > NATIVE_TOKENS:
+        if not self.fuses(span):
             return self._torch.grouped(layer, span, q, k, v, scale)
+        paged = self._grouped(layer, q.shape[1], v.shape[2], scale)
+        return self._attend(paged, span, q, k.contiguous(), v.contiguous(), v.shape[2])
+
+    def _grouped(self, layer: int, heads: int, width: int, scale: float) -> PagedAttention:
         if layer not in self._paged:
-            stores = [self._store(layer, name) for name in ("k", "v")]
-            self._paged[layer] = self._make(stores[0], stores[1], q.shape[1], v.shape[2], scale)
-        return self._attend(self._paged[layer], span, q, k.contiguous(), v.contiguous(), v.shape[2])
+            self._paged[layer] = self._make(self._store(layer, "k"), self._store(layer, "v"), heads, width, scale)
+        return self._paged[layer]
 
     def latent(
         self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
     ) -> torch.Tensor:
-        if len(q) > NATIVE_TOKENS:
+        if not self.fuses(span):
             return self._torch.latent(layer, span, q, latent, rank, scale)
         if layer not in self._paged:
             self._paged[layer] = self._make(self._store(layer, "latent"), None, q.shape[1], rank, scale)
@@ -92,10 +123,10 @@ class NativeAttention:
     def _attend(
         self, paged: PagedAttention, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, width: int
     ) -> torch.Tensor:
-        table = np.array(span.sequence.pages, dtype=np.int32)
-        q, out = q.contiguous(), torch.empty(len(q), q.shape[1], width)
-        paged.append(table, span.first, len(q), k.data_ptr(), 0 if v is None else v.data_ptr())
-        paged.attend(self._pool, table, span.first, len(q), q.data_ptr(), out.data_ptr())
+        tokens, heads, _ = q.shape
+        q, out = q.contiguous(), torch.empty(tokens, heads, width)
+        paged.append(span.table, span.first, tokens, k.data_ptr(), 0 if v is None else v.data_ptr())
+        paged.attend(self._pool, span.table, span.first, tokens, q.data_ptr(), out.data_ptr())
         return out
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hetero.engine.pages import Sequence
@@ -11,12 +13,16 @@ from hetero.engine.pages import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows `start` .. `stop` of a batch: consecutive tokens of one sequence, the first at position `first`."""
+    """Rows `start` .. `stop` of a batch: consecutive tokens of one sequence, the first at position `first`.
+
+    `table` int32 [pages] are the sequence's pages during this step.
+    """
 
     sequence: Sequence
     start: int
     stop: int
     first: int
+    table: npt.NDArray[np.int32]
 
     @property
     def length(self) -> int:
@@ -45,7 +51,7 @@ def make_batch(parts: list[tuple[Sequence, list[int], list[int]]], device: torch
         start, first = len(ids), sequence.length
         ids += new
         positions += range(first, first + len(new))
-        spans.append(Span(sequence, start, len(ids), first))
+        spans.append(Span(sequence, start, len(ids), first, np.array(sequence.pages, dtype=np.int32)))
         rows += [start + row for row in wanted]
 
     def tensor(values: list[int]) -> torch.Tensor:

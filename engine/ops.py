@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hetero.engine.attention import Attention
-from hetero.engine.batch import Batch
+from hetero.engine.batch import Batch, Span
 from hetero.engine.owners import Angles, DenseOwner
 from hetero.models.config import ModelConfig
 from hetero.models.load import Model
 from hetero.models.rope import inverse_frequencies, rotation_scale
 from hetero.native import Pool
+from hetero.native.attention import Turn
+from hetero.native.prepared import moe
 
 
 class Experts:
@@ -21,12 +25,12 @@ class Experts:
 
     def __call__(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts for x [T, hidden], ids int32 and weights float32 [T, k]."""
-        device = x.device
-        host = x.to("cpu").contiguous()
+        host, chosen, scale = (a.to("cpu").contiguous() for a in (x, ids, weights))
         out = torch.empty_like(host)
-        chosen, scale = ids.to("cpu").contiguous(), weights.to("cpu").contiguous()
-        self._kernels.moe(self._pool, self._banks[layer], host.numpy(), chosen.numpy(), scale.numpy(), out.numpy())
-        return out.to(device)
+        tokens, top_k = chosen.shape
+        addresses = host.data_ptr(), chosen.data_ptr(), scale.data_ptr(), out.data_ptr()
+        moe(self._kernels, self._pool, self._banks[layer], tokens, top_k, *addresses)
+        return out.to(x.device)
 
 
 class Runtime:
@@ -94,22 +98,56 @@ class Ops:
         """Several matrices on the same x, in one pass over it."""
         return self._runtime.owner.linears(names, x)
 
-    def rotate(self, x: torch.Tensor, norm: str | None = None) -> torch.Tensor:
-        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn, after the per-head norm `norm`."""
-        weight = None if norm is None else self.small(norm)
-        return self._runtime.owner.rotate(x, self._angles, weight, self._runtime.config.rms_norm_eps)
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn."""
+        return self._rotate(x, None)
+
+    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        return self._runtime.owner.rotate(x, self._angles, norm, self._runtime.config.rms_norm_eps)
 
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The routed experts' weighted sum, float32 [T, hidden]."""
         return self._runtime.experts(layer, x, ids, weights)
 
-    def attention(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        """Append k, v [T, G, d] to the cache and attend q [T, H, d] causally, each request to itself: [T, H, d]."""
-        outs = []
-        for span in self._batch.spans:
-            rows = slice(span.start, span.stop)
-            outs.append(self._runtime.attention.grouped(layer, span, q[rows], k[rows], v[rows], scale))
+    def attention(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        norms: tuple[str, str] | None = None,
+    ) -> torch.Tensor:
+        """Norm q [T, H, d] and k [T, G, d] per head by `norms`, turn them, append k and v to the cache and attend
+        causally, each request to itself: [T, H, d]."""
+        attention, spans = self._runtime.attention, self._batch.spans
+        weights = (None, None) if norms is None else (self.small(norms[0]), self.small(norms[1]))
+        if not all(attention.fuses(span) for span in spans):
+            q, k = self._rotate(q, weights[0]), self._rotate(k, weights[1])
+            return self._by_span(lambda span, at: attention.grouped(layer, span, q[at], k[at], v[at], scale))
+        return self._by_span(
+            lambda span, at: attention.turned_grouped(
+                layer, span, q[at], k[at], v[at], self._turn(span, *weights), scale
+            )
+        )
+
+    def _by_span(self, attend: Callable[[Span, slice], torch.Tensor]) -> torch.Tensor:
+        outs = [attend(span, slice(span.start, span.stop)) for span in self._batch.spans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def _turn(self, span: Span, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> Turn:
+        """What the fused kernel needs to norm and turn a span's q and k."""
+        half = self._angles.cos.shape[1]
+        offset = span.start * half * 4
+        return Turn(
+            self._angles.cos.data_ptr() + offset,
+            self._angles.sin.data_ptr() + offset,
+            half,
+            self._angles.interleaved,
+            0 if q_norm is None else q_norm.data_ptr(),
+            0 if k_norm is None else k_norm.data_ptr(),
+            self._runtime.config.rms_norm_eps,
+        )
 
     def latent_attention(
         self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
@@ -119,8 +157,6 @@ class Ops:
         q·k = (W_k^T q_nope)·c + q_rope·k_rope, so keys are never expanded (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
         """
         q = torch.cat([self._runtime.to_latent(layer, q_nope), q_rope], dim=-1)
-        rank, outs = q.shape[2] - q_rope.shape[2], []
-        for span in self._batch.spans:
-            rows = slice(span.start, span.stop)
-            outs.append(self._runtime.attention.latent(layer, span, q[rows], latent[rows], rank, scale))
-        return self._runtime.from_latent(layer, outs[0] if len(outs) == 1 else torch.cat(outs))
+        rank, attention = q.shape[2] - q_rope.shape[2], self._runtime.attention
+        mixed = self._by_span(lambda span, at: attention.latent(layer, span, q[at], latent[at], rank, scale))
+        return self._runtime.from_latent(layer, mixed)

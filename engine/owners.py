@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hetero.models.load import Model
 from hetero.models.rope import rotate
 from hetero.native import Kernels, PackedMatrix, Pool
-from hetero.native.attention import linear_heads, norm_rope
+from hetero.native.prepared import PreparedLinear, PreparedNorm, linear_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +68,27 @@ class NativeOwner:
         self.device = torch.device("cpu")
         self._model, self._kernels, self._pool = model, model.kernels, pool
         self._small = _smalls(model, self.device)
+        self._linears: dict[tuple[str, ...], PreparedLinear] = {}
+        self._norms: dict[tuple[int, int, int, int, float], PreparedNorm] = {}
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self._kernels.gather_rows(self._model.matrices[EMBEDDING], ids.numpy()))
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
-        matrices = [self._model.matrices[name + ".weight"] for name in names]
+        key = tuple(names)
+        prepared = self._linears.get(key) or self._prepare(key)
         x = x.contiguous()
-        outs = [torch.empty(len(x), matrix.n) for matrix in matrices]
-        self._kernels.linear_many(self._pool, matrices, x.numpy(), [out.numpy() for out in outs])
-        for name, out in zip(names, outs, strict=True):
-            bias = self._small.get(name + ".bias")
-            if bias is not None:
-                out += bias
+        tokens = x.shape[0]
+        outs = [torch.empty(tokens, width) for width in prepared.widths]
+        prepared(self._pool, tokens, x.data_ptr(), [out.data_ptr() for out in outs])
         return outs
+
+    def _prepare(self, names: tuple[str, ...]) -> PreparedLinear:
+        matrices = [self._model.matrices[name + ".weight"] for name in names]
+        biases = [self._small.get(name + ".bias") for name in names]
+        addresses = [0 if bias is None else bias.data_ptr() for bias in biases]
+        self._linears[names] = prepared = PreparedLinear(self._kernels, matrices, addresses)
+        return prepared
 
     def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
         matrix = self._model.matrices.get(name + ".weight")
@@ -95,33 +102,29 @@ class NativeOwner:
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
-        shape = (x.numel() // len(weight), 1, len(weight))
+        d = weight.shape[0]
+        prepared = self._prepared_norm(1, d, weight.data_ptr(), eps, 0, False)
         out = torch.empty_like(x)
-        norm_rope(
-            self._kernels, self._pool, x.data_ptr(), shape, shape[2], out.data_ptr(), weight=weight.data_ptr(), eps=eps
-        )
+        prepared(self._pool, x.numel() // d, x.data_ptr(), d, out.data_ptr())
         return out
 
     def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
         tokens, heads, d = x.shape
         if x.stride(2) != 1 or x.stride(1) != d:
             x = x.contiguous()
+        address = 0 if weight is None else weight.data_ptr()
+        prepared = self._prepared_norm(heads, d, address, eps, angles.cos.shape[1], angles.interleaved)
         out = torch.empty(tokens, heads, d)
-        norm_rope(
-            self._kernels,
-            self._pool,
-            x.data_ptr(),
-            (tokens, heads, d),
-            x.stride(0),
-            out.data_ptr(),
-            weight=0 if weight is None else weight.data_ptr(),
-            eps=eps,
-            cos=angles.cos.data_ptr(),
-            sin=angles.sin.data_ptr(),
-            half=angles.cos.shape[1],
-            interleaved=angles.interleaved,
-        )
+        cos, sin = angles.cos.data_ptr(), angles.sin.data_ptr()
+        prepared(self._pool, tokens, x.data_ptr(), x.stride(0), out.data_ptr(), cos, sin)
         return out
+
+    def _prepared_norm(self, heads: int, d: int, weight: int, eps: float, half: int, interleaved: bool) -> PreparedNorm:
+        key = (heads, d, weight, half, eps)
+        prepared = self._norms.get(key)
+        if prepared is None:
+            self._norms[key] = prepared = PreparedNorm(self._kernels, heads, d, weight, eps, half, interleaved)
+        return prepared
 
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)

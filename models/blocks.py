@@ -29,10 +29,16 @@ class Ops(Protocol):
     def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor: ...
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
-    def rotate(self, x: torch.Tensor, norm: str | None = None) -> torch.Tensor: ...
+    def rotate(self, x: torch.Tensor) -> torch.Tensor: ...
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor: ...
     def attention(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        norms: tuple[str, str] | None = None,
     ) -> torch.Tensor: ...
     def latent_attention(
         self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
@@ -49,8 +55,8 @@ def grouped_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops
     q = q.view(-1, config.n_heads, config.head_dim)
     k = k.view(-1, config.n_kv_heads, config.head_dim)
     v = v.view(-1, config.n_kv_heads, config.head_dim)
-    norms = (prefix + "q_norm.weight", prefix + "k_norm.weight") if config.qk_norm else (None, None)
-    out = ops.attention(layer, ops.rotate(q, norms[0]), ops.rotate(k, norms[1]), v, config.head_dim**-0.5)
+    norms = (prefix + "q_norm.weight", prefix + "k_norm.weight") if config.qk_norm else None
+    out = ops.attention(layer, q, k, v, config.head_dim**-0.5, norms)
     return ops.linear(prefix + "o_proj", out.flatten(1))
 
 

@@ -134,6 +134,24 @@ typedef struct {
     size_t out_bytes;
 } hetero_rope_args;
 
+/* What a step adds before it attends: raw q [n_tokens, heads, d], k and v of the new tokens. q and k are normed per
+ * head (null: not) and turned by cos and sin [n_tokens, half]; then k and v are stored at positions first.. . */
+typedef struct {
+    const float *q;
+    const float *k;
+    const float *v;
+    const float *q_norm;
+    const float *k_norm;
+    const float *cos;
+    const float *sin;
+    size_t q_bytes, k_bytes, v_bytes, q_norm_bytes, k_norm_bytes, table_bytes;
+    int64_t half;
+    int32_t interleaved;
+    float eps;
+} hetero_step_args;
+
+int hetero_attention_step(hetero_pool *pool, const hetero_attention_args *args, const hetero_step_args *step,
+                          char *message, size_t message_bytes);
 int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char *message, size_t message_bytes);
 int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t width,
                      int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,

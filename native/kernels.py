@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -109,10 +110,14 @@ class Kernels:
         except OSError as error:
             raise HardwareError(f"the {tier} kernels do not load: {error}", "run pip install again") from error
         self.tier = tier
+        self._local = threading.local()  # the lock of Python is free during a call, so each thread has its message
 
     def call(self, function: str, *arguments: Any) -> None:
         """Call a C function that ends in (message, message_bytes) and raise what its code says."""
-        message = ffi.new("char[]", MESSAGE_BYTES)
+        try:
+            message = self._local.message
+        except AttributeError:
+            message = self._local.message = ffi.new("char[]", MESSAGE_BYTES)
         code = getattr(self._library, function)(*arguments, message, MESSAGE_BYTES)
         if code == 0:
             return

@@ -101,7 +101,7 @@ inline void add_weighted(float *acc, const float *p, const float *rows, int64_t 
 struct AttentionJob {
     Pool *pool;
     const hetero_attention_args *a;
-    int64_t head_chunks, page_floats;
+    int64_t head_chunks;
     float *scratch;
     int64_t scratch_floats;  // per worker
 
@@ -174,6 +174,20 @@ struct AttentionJob {
     }
 };
 
+inline int64_t worker_floats(const hetero_attention_args *a) {
+    return round_up(kHeadsAtOnce * (a->d + a->e + a->page) + a->page * (a->d + (a->v ? a->e : 0)), 16);
+}
+
+// Bytes of scratch for all workers and `more` floats before them.
+inline size_t attention_scratch(const hetero_attention_args *a, const Pool *pool, int64_t more) {
+    return size_t(worker_floats(a) * pool->n + more) * 4;
+}
+
+inline void run_attention(Pool *pool, const hetero_attention_args *a, float *scratch) {
+    AttentionJob job = {pool, a, ceil_div(a->heads / a->groups, kHeadsAtOnce), scratch, worker_floats(a)};
+    pool_run(pool, AttentionJob::run, &job);
+}
+
 inline int check_attention(const hetero_attention_args *a, Message message) {
     if (!a || !a->q || !a->k || !a->pages || !a->out) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
     if (a->kv_format < 0 || a->kv_format > HETERO_BF16)
@@ -227,6 +241,44 @@ struct NormRopeJob {
     }
 };
 
+inline int check_step(const hetero_attention_args *a, const hetero_step_args *s, Message message) {
+    if (!a || !s || !s->q || !s->k || !s->v || !a->v || (s->half && (!s->cos || !s->sin)))
+        return message.fail(HETERO_BAD_ARGUMENT, "attention step: null pointer");
+    if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->heads < 1 || a->heads > 65536 || a->groups < 1 ||
+        a->groups > 65536 || a->d < 1 || a->d > 65536 || a->e < 1 || a->e > 65536 || a->page < 8 ||
+        a->page > kMaxPage || s->half < 0 || s->half > 1024 || 2 * s->half > a->d)
+        return message.fail(HETERO_BAD_ARGUMENT, "attention step: shapes out of range");
+    if (s->q_bytes != size_t(a->n_tokens * a->heads * a->d * 4) ||
+        s->k_bytes != size_t(a->n_tokens * a->groups * a->d * 4) ||
+        s->v_bytes != size_t(a->n_tokens * a->groups * a->e * 4) ||
+        (s->q_norm && s->q_norm_bytes != size_t(a->d * 4)) || (s->k_norm && s->k_norm_bytes != size_t(a->d * 4)) ||
+        s->table_bytes != size_t(a->n_tokens * s->half * 4))
+        return message.fail(HETERO_BAD_ARGUMENT, "attention step: a buffer has the wrong length");
+    return HETERO_OK;
+}
+
+// Turns the new keys and stores them with the values; `turned` holds one token's keys.
+inline void store_new(const hetero_attention_args *a, const hetero_step_args *s, float *turned) {
+    const hetero_rope_args keys = {a->n_tokens, a->groups, a->d, s->half, a->groups * a->d, s->interleaved, s->eps,
+                                   s->k, 0, s->k_norm, 0, s->cos, s->sin, 0, turned, 0};
+    const NormRopeJob job = {nullptr, &keys};
+    for (int64_t head = 0; head < a->n_tokens * a->groups; head++) job.run_head(head / a->groups, head % a->groups);
+    const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2;
+    for (int64_t t = 0; t < a->n_tokens; t++) {
+        const int64_t at = a->first + t, slot = a->pages[at / a->page] * a->page + at % a->page;
+        const int64_t k_row = a->groups * a->d, v_row = a->groups * a->e;
+        narrow(a->kv_format, turned + t * k_row, k_row, const_cast<uint8_t *>(a->k) + slot * k_row * size);
+        narrow(a->kv_format, s->v + t * v_row, v_row, const_cast<uint8_t *>(a->v) + slot * v_row * size);
+    }
+}
+
+inline void turn_queries(const hetero_attention_args *a, const hetero_step_args *s) {
+    const hetero_rope_args queries = {a->n_tokens, a->heads, a->d, s->half, a->heads * a->d, s->interleaved, s->eps,
+                                      s->q, 0, s->q_norm, 0, s->cos, s->sin, 0, const_cast<float *>(a->q), 0};
+    const NormRopeJob job = {nullptr, &queries};
+    for (int64_t head = 0; head < a->n_tokens * a->heads; head++) job.run_head(head / a->heads, head % a->heads);
+}
+
 inline int check_rope(const hetero_rope_args *a, Message message) {
     if (!a || !a->x || !a->out || (a->half && (!a->cos || !a->sin)))
         return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: null pointer");
@@ -249,13 +301,30 @@ int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char 
     const Message m = {message, message_bytes};
     if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "attention: no pool");
     if (const int code = check_attention(args, m)) return code;
-    AttentionJob job = {pool, args, ceil_div(args->heads / args->groups, kHeadsAtOnce), 0, nullptr, 0};
-    job.scratch_floats = round_up(
-        kHeadsAtOnce * (args->d + args->e + args->page) + args->page * (args->d + (args->v ? args->e : 0)), 16);
     const Locked locked(pool);
-    job.scratch = reinterpret_cast<float *>(pool_scratch(pool, size_t(job.scratch_floats) * pool->n * 4));
-    if (!job.scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
-    pool_run(pool, AttentionJob::run, &job);
+    auto *scratch = reinterpret_cast<float *>(pool_scratch(pool, attention_scratch(args, pool, 0)));
+    if (!scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
+    run_attention(pool, args, scratch);
+    return HETERO_OK;
+}
+
+int hetero_attention_step(hetero_pool *pool, const hetero_attention_args *args, const hetero_step_args *step,
+                          char *message, size_t message_bytes) {
+    const Message m = {message, message_bytes};
+    if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "attention step: no pool");
+    if (const int code = check_step(args, step, m)) return code;
+    hetero_attention_args turned = *args;
+    const int64_t q_floats = round_up(args->n_tokens * args->heads * args->d, 16);
+    const int64_t k_floats = round_up(args->n_tokens * args->groups * args->d, 16);
+    const Locked locked(pool);
+    auto *scratch = reinterpret_cast<float *>(pool_scratch(pool, attention_scratch(args, pool, q_floats + k_floats)));
+    if (!scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
+    turned.q = scratch;
+    turned.q_bytes = step->q_bytes;
+    if (const int code = check_attention(&turned, m)) return code;
+    turn_queries(&turned, step);
+    store_new(args, step, scratch + q_floats);
+    run_attention(pool, &turned, scratch + q_floats + k_floats);
     return HETERO_OK;
 }
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from hetero.native import Kernels, Pool, cpu_tiers
-from hetero.native.attention import PagedAttention, Store, norm_rope
+from hetero.native.attention import PagedAttention, Store, Turn
+from hetero.native.prepared import PreparedNorm
 
 PAGE = 64
 BYTES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -135,11 +136,8 @@ def test_norm_and_rotation_equal_float64(kernels, interleaved, tokens, heads, d,
     cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
     out = np.zeros_like(x)
     with Pool([0, 1], kernels) as pool:
-        norm_rope(
-            kernels, pool, address(x), (tokens, heads, d), heads * d, address(out),
-            weight=address(weight) if normed else 0, eps=1e-6,
-            cos=address(cos), sin=address(sin), half=half, interleaved=interleaved,
-        )  # fmt: skip
+        norm = PreparedNorm(kernels, heads, d, address(weight) if normed else 0, 1e-6, half, interleaved)
+        norm(pool, tokens, address(x), heads * d, address(out), address(cos), address(sin))
     y = x.astype(np.float64)
     if normed:
         y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * weight
@@ -148,3 +146,37 @@ def test_norm_and_rotation_equal_float64(kernels, interleaved, tokens, heads, d,
     c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
     expected = np.concatenate([a * c - b * s, b * c + a * s, y[..., 2 * half :]], -1)
     assert np.abs(out - expected).max() < 5e-6
+
+
+def test_a_fused_step_equals_its_parts(kernels):
+    rng = np.random.default_rng(4)
+    tokens, heads, groups, d, half, first = 3, 8, 2, 64, 24, 100
+    q, k, v = (rng.normal(size=(tokens, n, d)).astype(np.float32) for n in (heads, groups, groups))
+    past = rng.normal(size=(first, groups, d)).astype(np.float32)
+    weights = rng.normal(size=(2, d)).astype(np.float32)
+    angle = rng.uniform(0, 6, (tokens, half))
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    table, outs, stores = np.array([1, 0], np.int32), [], []
+    with Pool([0, 1], kernels) as pool:
+        for fused in (True, False):
+            k_store, v_store = np.zeros((128, groups, d), np.float16), np.zeros((128, groups, d), np.float16)
+            keys, values = (Store(address(s), 128, groups, d, "F16") for s in (k_store, v_store))
+            attention = PagedAttention(kernels, keys, values, heads, d, PAGE, 0.1)
+            attention.append(table, 0, first, address(past), address(past))
+            out = np.zeros((tokens, heads, d), np.float32)
+            if fused:
+                turn = Turn(address(cos), address(sin), half, True, address(weights[0]), address(weights[1]), 1e-6)
+                attention.step(pool, table, first, tokens, address(q), address(k), address(v), turn, address(out))
+            else:
+                turned = []
+                for x, weight in ((q, weights[0]), (k, weights[1])):
+                    norm = PreparedNorm(kernels, x.shape[1], d, address(weight), 1e-6, half, True)
+                    turned.append(np.zeros_like(x))
+                    norm(pool, tokens, address(x), x[0].size, address(turned[-1]), address(cos), address(sin))
+                attention.append(table, first, tokens, address(turned[1]), address(v))
+                attention.attend(pool, table, first, tokens, address(turned[0]), address(out))
+            outs.append(out)
+            stores.append((k_store, v_store))
+    assert np.array_equal(outs[0], outs[1])
+    assert np.array_equal(stores[0][0], stores[1][0])
+    assert np.array_equal(stores[0][1], stores[1][1])

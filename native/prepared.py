@@ -1,0 +1,109 @@
+"""Matrix products and norms that are called for every layer and token: the C arguments are made once and kept.
+
+Inputs and outputs are plain addresses of contiguous float32 buffers whose shapes the caller vouches for; the byte
+lengths that go with them are derived from those shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hetero.native.kernels import ExpertBank, Kernels, PackedMatrix, Pool
+from hetero.native.library import ffi
+
+_FLOATS, _INTS = ffi.typeof("float *"), ffi.typeof("int32_t *")
+
+
+class PreparedLinear:
+    """Several matrices on one x, with the addresses of their biases (0: none)."""
+
+    def __init__(self, kernels: Kernels, matrices: Sequence[PackedMatrix], biases: Sequence[int]) -> None:
+        self._kernels = kernels
+        self.widths = [matrix.n for matrix in matrices]
+        self._k = matrices[0].k
+        self._matrices = ffi.new("hetero_matrix *[]", [matrix.native for matrix in matrices])
+        self._kept = list(matrices)  # the C array does not keep what it points to
+        self._biases: Any = ffi.NULL
+        if any(biases):
+            self._biases = ffi.new("float *[]", [ffi.cast(_FLOATS, bias) for bias in biases])
+        self._outs = ffi.new("float *[]", len(matrices))
+        self._bytes = ffi.new("size_t[]", len(matrices))
+
+    def __call__(self, pool: Pool, tokens: int, x: int, outs: Sequence[int]) -> None:
+        """outs[i] [tokens, widths[i]] = x [tokens, k] times matrix i transposed, plus its bias."""
+        for i, out in enumerate(outs):
+            self._outs[i] = ffi.cast(_FLOATS, out)
+            self._bytes[i] = tokens * self.widths[i] * 4
+        self._kernels.call(
+            "hetero_linear",
+            pool.native,
+            self._matrices,
+            len(outs),
+            ffi.cast(_FLOATS, x),
+            tokens * self._k * 4,
+            tokens,
+            self._biases,
+            self._outs,
+            self._bytes,
+        )
+
+
+class PreparedNorm:
+    """RMS norm of each head of x by the `weight` at an address [d] (0: none), then rotation of its first 2 * half."""
+
+    def __init__(
+        self, kernels: Kernels, heads: int, d: int, weight: int, eps: float, half: int = 0, interleaved: bool = False
+    ) -> None:
+        self._kernels, self._row = kernels, heads * d
+        args = ffi.new("hetero_rope_args *")
+        args.heads, args.d, args.half, args.interleaved, args.eps = heads, d, half, interleaved, eps
+        args.weight, args.weight_bytes = ffi.cast(_FLOATS, weight), d * 4
+        self._args: Any = args
+
+    def __call__(self, pool: Pool, tokens: int, x: int, stride: int, out: int, cos: int = 0, sin: int = 0) -> None:
+        """out [tokens, heads, d] from x, whose rows lie `stride` floats apart; cos and sin are [tokens, half]."""
+        args = self._args
+        args.n_tokens, args.x_stride = tokens, stride
+        args.x, args.x_bytes = ffi.cast(_FLOATS, x), ((tokens - 1) * stride + self._row) * 4 if tokens else 0
+        args.cos, args.sin, args.table_bytes = ffi.cast(_FLOATS, cos), ffi.cast(_FLOATS, sin), tokens * args.half * 4
+        args.out, args.out_bytes = ffi.cast(_FLOATS, out), tokens * self._row * 4
+        self._kernels.call("hetero_norm_rope", pool.native, args)
+
+
+def moe(
+    kernels: Kernels, pool: Pool, bank: ExpertBank, tokens: int, top_k: int, x: int, ids: int, weights: int, out: int
+) -> None:
+    """Kernels.moe on addresses: x and out [tokens, hidden], ids int32 and weights float32 [tokens, top_k]."""
+    size = tokens * bank.hidden * 4
+    kernels.call(
+        "hetero_moe",
+        pool.native,
+        bank.native,
+        ffi.cast(_FLOATS, x),
+        size,
+        tokens,
+        ffi.cast(_INTS, ids),
+        ffi.cast(_FLOATS, weights),
+        top_k,
+        ffi.cast(_FLOATS, out),
+        size,
+    )
+
+
+def linear_heads(kernels: Kernels, pool: Pool, matrix: PackedMatrix, heads: int, tokens: int, x: int, out: int) -> None:
+    """Each of `heads` equal parts of a matrix times its own x [heads, tokens, k]: out [heads, tokens, n / heads].
+
+    n / heads must be a multiple of 16: ValueError otherwise.
+    """
+    kernels.call(
+        "hetero_linear_heads",
+        pool.native,
+        matrix.native,
+        heads,
+        ffi.cast(_FLOATS, x),
+        heads * tokens * matrix.k * 4,
+        tokens,
+        ffi.cast(_FLOATS, out),
+        tokens * matrix.n * 4,
+    )
