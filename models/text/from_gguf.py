@@ -12,7 +12,7 @@ from typing import Any
 
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import build_bpe, encoder_of, pretokenizer
-from hetero.models.text.model import TextModel
+from hetero.models.text.model import TextModel, recommended
 from hetero.models.text.pieces import Pieces, Style
 from hetero.models.text.spm_gguf import SpmEncoder
 from hetero.models.text.stops import stop_set
@@ -86,7 +86,7 @@ def load(metadata: Mapping[str, Any], vocab_size: int) -> TextModel:
         Tokenizer(encoder, pieces, edges, vocab_size),
         _template(metadata, vocabulary, edges),
         stop_set(pieces.added, pieces.token_of, _declared_stops(metadata, vocabulary, eos)),
-        _sampling(metadata),
+        recommended({name: metadata.get(key) for key, name in _SAMPLING.items()}),
         min(used, vocab_size),
         tuple(vocabulary.notes),
         _save=partial(_write, _kept(metadata)),
@@ -190,10 +190,6 @@ def _template(metadata: Mapping[str, Any], vocabulary: _Vocabulary, edges: Edges
     special = {name: vocabulary.tokens[token] for name, token in ids.items() if token is not None}
     # templates concatenate these two without asking whether they exist
     return ChatTemplate(source, named=named, special={"bos_token": "", "eos_token": "", **special})
-
-
-def _sampling(metadata: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(metadata[key]) for key, name in _SAMPLING.items() if key in metadata}
 
 
 def _kept(metadata: Mapping[str, Any]) -> dict[str, Any]:

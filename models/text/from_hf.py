@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import encoder_of
-from hetero.models.text.model import TextModel
+from hetero.models.text.model import TextModel, recommended
 from hetero.models.text.pieces import SPACE_MARK, Pieces, Style
 from hetero.models.text.stops import stop_set
 from hetero.models.text.template import ChatTemplate
@@ -54,7 +54,7 @@ def load(directory: Path, vocab_size: int) -> TextModel:
         Tokenizer(encoder_of(hf), pieces, edges, vocab_size),
         _template(directory, settings, names),
         stop_set(added, hf.id_to_token, {token for token in declared if 0 <= token < vocab_size}),
-        {key: float(generation[key]) for key in _SAMPLING if isinstance(generation.get(key), int | float)},
+        recommended({key: generation.get(key) for key in _SAMPLING}),
         min(n_tokens, vocab_size),
         tuple(notes),
         _save=partial(_copy, directory),

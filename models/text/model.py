@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from hetero.machine.types import UsageError
 from hetero.models.text.template import ChatTemplate
 from hetero.models.text.tokenizer import Tokenizer
+
+
+def recommended(values: Mapping[str, Any]) -> dict[str, float]:
+    """The sampling parameters of `values` that are finite numbers; files hold null and text there too."""
+    numbers = {name: float(v) for name, v in values.items() if isinstance(v, Real) and not isinstance(v, bool)}
+    # a count is a whole number, whatever type the file has for it
+    return {name: int(v) if name == "top_k" else v for name, v in numbers.items() if math.isfinite(v)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,9 @@ def test_templates_and_which_of_them_wins(tmp_path: Path) -> None:
 
 def test_sampling_that_the_makers_recommend(tmp_path: Path) -> None:
     write(tmp_path, byte_level(), generation_config={"temperature": 0.6, "top_k": 20, "do_sample": True, "x": 1})
-    assert load(tmp_path).generation == {"temperature": 0.6, "top_k": 20.0}
+    found = load(tmp_path).generation
+    assert found == {"temperature": 0.6, "top_k": 20}
+    assert type(found["top_k"]) is int, "a sampler indexes with it"
 
 
 def test_padding_rows_are_masked_and_missing_rows_are_noted(tmp_path: Path) -> None:
