@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from hetero.engine.attention import Attention, NativeAttention, TorchAttention
 from hetero.engine.batch import make_batch
-from hetero.engine.events import Event
+from hetero.engine.events import Event, Prefill
 from hetero.engine.kvcache import KVCache
 from hetero.engine.ops import Ops, Runtime
 from hetero.engine.owners import DenseOwner, NativeOwner, TorchOwner
@@ -32,7 +33,8 @@ Progress = Callable[[int, int, str], None]
 def _owner(model: Model, plan: Plan, pool: Pool) -> DenseOwner:
     if plan.placement.dense == "cpu":
         return NativeOwner(model, pool)
-    return TorchOwner(model, torch.device(plan.placement.dense), torch.bfloat16)
+    exact = all(matrix.format == "F32" for matrix in model.matrices.values())
+    return TorchOwner(model, torch.device(plan.placement.dense), torch.float32 if exact else torch.bfloat16)
 
 
 class Engine:
@@ -68,12 +70,13 @@ class Engine:
         Raises ModelError (bad files), HardwareError (does not fit, no kernels) or UsageError, before weights are read.
         `progress(done_bytes, total_bytes, what)` is called while they are.
         """
-        source = open_model(Path(path))
         choose_tier(None)  # HETERO_ISA that cannot be met is refused before anything else
-        if plan is None:
-            request = PlanRequest(device=device, threads=threads, context=context, kv_dtype=kv_dtype)
-            plan = make_plan(source.index, probe(device=device), request)
-        return cls(load_model(source, Kernels(plan.isa_tier), progress), plan)
+        with contextlib.closing(open_model(Path(path))) as source:
+            if plan is None:
+                request = PlanRequest(device=device, threads=threads, context=context, kv_dtype=kv_dtype)
+                plan = make_plan(source.index, probe(device=device), request)
+            model = load_model(source, Kernels(plan.isa_tier), progress)
+        return cls(model, plan)
 
     def step(self) -> bool:
         """Admit, run, sample, emit. False when there was nothing to do."""
@@ -103,8 +106,9 @@ class Engine:
 
         `reuse` False ignores what earlier requests left in the cache. Raises UsageError when the prompt does not fit.
         """
-        request = self._request(list(token_ids), sampling or Sampling(), reuse=reuse)
-        return self._events(request)
+        events = self._events(self._request(list(token_ids), sampling or Sampling(), reuse=reuse))
+        next(events)  # begun, so that it gives its place back also when it is dropped before it is read
+        return events
 
     def close(self) -> None:
         """Stop the worker threads; the engine cannot be used afterwards."""
@@ -132,6 +136,7 @@ class Engine:
 
     def _events(self, request: Request) -> Iterator[Event]:
         try:
+            yield Prefill(0, len(request.ids), 0)
             while True:
                 while request.events:
                     yield request.events.popleft()

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ids
 import torch
 
 from hetero.engine.pages import PAGE, PagePool, Sequence
+from hetero.machine.types import HardwareError
 from hetero.models.config import ModelConfig
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -30,10 +31,17 @@ class KVCache:
         self.pool = PagePool(n_pages)
         self.dtype = DTYPES[dtype]
         slots = n_pages * PAGE
-        self._stores = [
-            {name: torch.zeros((slots, *shape), dtype=self.dtype, device=device) for name, shape in states.items()}
-            for states in [declared_states(config)] * config.n_layers
-        ]
+        states = declared_states(config)
+        try:
+            self._stores = [
+                {name: torch.zeros((slots, *shape), dtype=self.dtype, device=device) for name, shape in states.items()}
+                for _ in range(config.n_layers)
+            ]
+        except RuntimeError as error:  # torch has no narrower type for a CPU that is out of memory
+            raise HardwareError(
+                f"no memory on {device} for a KV cache of {slots} tokens: {str(error).splitlines()[0]}",
+                "give a smaller --context",
+            ) from error
 
     def open(self, token_ids: Ids[int], reuse: bool = True) -> Sequence:
         return self.pool.open(token_ids, reuse)

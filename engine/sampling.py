@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hetero.machine.types import UsageError
+from hetero.machine.types import ModelError, UsageError
 
 Floats = npt.NDArray[np.float32]
 
@@ -56,11 +56,17 @@ class Sampler:
         self._seen[token_ids] = True
 
     def choose(self, logits: Floats) -> int:
-        """The next token for float32 `logits` [vocab]."""
+        """The next token for float32 `logits` [vocab]. Raises ModelError where the best of them is not finite."""
         if self.sampling.repetition_penalty != 1.0:
             logits = self._penalised(logits)
+        best = int(logits.argmax())  # a NaN counts as the largest
+        if not np.isfinite(logits[best]):
+            raise ModelError(
+                f"the model's logits are not finite ({logits[best]} for token {best})",
+                "the weights may be damaged: get the model again; or its activations overflow: try --kv-dtype f32",
+            )
         if self.sampling.temperature == 0.0:
-            return int(logits.argmax())
+            return best
         order, probabilities = self._candidates(logits)
         point = self._rng.random() * probabilities.sum()
         index = int(np.searchsorted(np.cumsum(probabilities), point, side="right"))

@@ -54,7 +54,8 @@ class Schedule:
             if not tokens:
                 continue
             assert request.sequence is not None
-            self._kv.pool.reserve(request.sequence, request.sequence.length + len(tokens))
+            reserved = self._kv.pool.reserve(request.sequence, request.sequence.length + len(tokens))
+            assert reserved, "admitted without room for its whole length"
             budget -= len(tokens) if not request.new else 0
             work.append((request, tokens))
         return work

@@ -29,6 +29,15 @@ def test_closing_the_stream_frees_the_cache_at_once(engine):
     assert not engine.step(), "a cancelled request takes no further part"
 
 
+@pytest.mark.parametrize("leave", ["close", "drop"])
+def test_a_stream_that_nobody_reads_leaves_no_request_behind(engine, leave):
+    stream = engine.generate(list(range(100)), endless())
+    if leave == "close":
+        stream.close()
+    del stream
+    assert not engine.step()
+
+
 def test_max_tokens_and_the_context_end_with_length(engine):
     done = list(engine.generate([1, 2, 3], endless(5)))[-1]
     assert (done.reason, done.new_tokens, done.prompt_tokens) == ("length", 5, 3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hetero.engine.sampling import Sampler, Sampling
-from hetero.machine.types import UsageError
+from hetero.machine.types import ModelError, UsageError
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], dtype=np.float32))
 
@@ -85,3 +85,12 @@ def test_masked_tokens_are_never_drawn():
 def test_settings_out_of_range_are_refused_by_name(field):
     with pytest.raises(UsageError, match=next(iter(field))):
         Sampling(**field)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error_not_a_token(bad, temperature):
+    logits = LOGITS.copy()
+    logits[3] = bad
+    with pytest.raises(ModelError, match="token 3"):
+        Sampler(Sampling(temperature=temperature), 5).choose(logits)
