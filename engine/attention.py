@@ -66,7 +66,8 @@ class TorchAttention:
     ) -> torch.Tensor:
         self._kv.append(layer, "latent", span.sequence, span.first, latent)
         keys = self._kv.view(layer, "latent", span.sequence, span.length)[:, None]
-        return attend(q, keys, keys[..., :rank], span.first, scale)
+        # Values as wide as the keys, the surplus dropped: only then does torch not hold all scores at once.
+        return attend(q, keys, keys, span.first, scale)[..., :rank]
 
 
 class NativeAttention:
@@ -146,14 +147,13 @@ def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float)
 
 
 def _attend_many(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float) -> torch.Tensor:
+    """Many tokens: each key head is a batch of its own, which its query heads share without copies of the cache."""
     tokens, heads, groups = q.shape[0], q.shape[1], k.shape[1]
     repeat = heads // groups
-    keys = k.transpose(0, 1)[:, None].expand(-1, repeat, -1, -1).flatten(0, 1)
-    values = v.transpose(0, 1)[:, None].expand(-1, repeat, -1, -1).flatten(0, 1)
+    queries = q.reshape(tokens, groups, repeat, -1).permute(1, 2, 0, 3)
+    keys, values = (cached.transpose(0, 1)[:, None].expand(-1, repeat, -1, -1) for cached in (k, v))
     mask = None
     if first:
         mask = torch.ones(tokens, first + tokens, dtype=torch.bool, device=q.device).tril(first)
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=scale
-    )
-    return out[0].transpose(0, 1)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
+    return out.permute(2, 0, 1, 3).reshape(tokens, heads, -1)
