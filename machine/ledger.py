@@ -36,9 +36,13 @@ def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = Non
         LedgerLine(dense, "small", small_bytes(index), "file"),
         LedgerLine(dense, "kv cache", kv_bytes(index, shape.context, shape.kv_dtype), "file"),
         LedgerLine(dense, "activations", activation_bytes(index, shape.prefill_chunk), "assumed"),
+        LedgerLine(dense, "attention", attention_bytes(index, shape.context, shape.prefill_chunk), "assumed"),
         LedgerLine("cpu", "framework", TORCH_BYTES, "assumed"),
     ]
+    if joint := joint_bytes(index):
+        lines.append(LedgerLine(dense, "kv_b halves", joint, "file"))
     if dense != "cpu":
+        lines.append(LedgerLine("cpu", "dense, packed", dense_bytes(index), "file"))
         lines.append(LedgerLine(dense, "cuda context", CUDA_CONTEXT_BYTES, "assumed"))
     return tuple(lines)
 
@@ -62,15 +66,21 @@ def experts_bytes(index: ModelIndex, format: str | None = None) -> int:
 
 
 def dense_bytes(index: ModelIndex, on_gpu: bool = False) -> int:
-    """Dense matrices: packed in their source's format on the CPU, unpacked to bf16 (f32 stays) on a GPU.
+    """Dense matrices: packed in their source's format on the CPU, unpacked to bf16 (f32 if all are f32) on a GPU.
 
     A tied head has no tensor of its own, so the embedding is counted once.
     """
-    total = 0
-    for info in _of_role(index, "dense"):
-        rows, k = math.prod(info.shape[:-1]), info.shape[-1]
-        total += rows * k * (4 if info.format == "F32" else 2) if on_gpu else packed_bytes(info.format, rows, k)
-    return total
+    dense = list(_of_role(index, "dense"))
+    if on_gpu:
+        size = 4 if all(info.format == "F32" for info in dense) else 2
+        return size * sum(math.prod(info.shape) for info in dense)
+    return sum(packed_bytes(info.format, math.prod(info.shape[:-1]), info.shape[-1]) for info in dense)
+
+
+def joint_bytes(index: ModelIndex) -> int:
+    """Latent attention's joint kv_b matrices, whose halves are kept unpacked as float32 beside the packed ones."""
+    joint = (info for info in _of_role(index, "dense") if info.name.endswith(".kv_b_proj.weight"))
+    return 4 * sum(math.prod(info.shape) for info in joint)
 
 
 def small_bytes(index: ModelIndex) -> int:
@@ -96,6 +106,13 @@ def activation_bytes(index: ModelIndex, chunk: int) -> int:
     inter = max((info.shape[1] for info in _of_role(index, "expert") if "gate" in info.name), default=0)
     per_token = 4 * (4 * hidden + 3 * widest) + index.top_k * (5 * inter + 4 * hidden)
     return chunk * per_token + 4 * index.vocab_size
+
+
+def attention_bytes(index: ModelIndex, context: int, chunk: int) -> int:
+    """A chunk's attention over a full cache: one layer's keys and values gathered (2 bytes a value) and as float32,
+    and the causal mask as bool and as float32."""
+    pages = -(-context // PAGE_TOKENS)
+    return pages * PAGE_TOKENS * (6 * index.kv_elements_per_token // index.n_layers + 5 * min(chunk, context))
 
 
 def all_f32(index: ModelIndex) -> bool:

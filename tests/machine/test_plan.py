@@ -67,12 +67,15 @@ def test_ledger_equals_the_sums_done_by_hand() -> None:
     kv = 1024 * 1152 * 2
     # 512 tokens x (4 hidden + 3 x 96 as float32, 2 routes of 5 x 32 + 4 x 64 bytes) and a row of logits.
     activations = 512 * (4 * (4 * 64 + 3 * 96) + 2 * (5 * 32 + 4 * 64)) + 4 * 160
+    # One layer's 512 + 64 values as bf16 and float32, a mask of 512 rows as bool and float32.
+    attention = 1024 * (6 * (512 + 64) + 5 * 512)
     assert ledger == (
         LedgerLine("cpu", "experts", 2 * 4 * 4096, "file"),
         LedgerLine("cpu", "dense", dense, "file"),
         LedgerLine("cpu", "small", small, "file"),
         LedgerLine("cpu", "kv cache", kv, "file"),
         LedgerLine("cpu", "activations", activations, "assumed"),
+        LedgerLine("cpu", "attention", attention, "assumed"),
         LedgerLine("cpu", "framework", 350 * MIB, "assumed"),
     )
 
@@ -88,6 +91,18 @@ def test_embedding_is_counted_once_and_an_own_head_once_more() -> None:
     untied = replace(tied, tensors=(*tied.tensors, head))
     before, after = (plan(index, MACHINE, PlanRequest()).ledger[1].bytes for index in (tied, untied))
     assert after - before == VOCAB * HIDDEN * 2
+
+
+def test_a_joint_kv_b_is_counted_packed_and_in_float32_halves() -> None:
+    plain = moe_index()
+    joint = TensorInfo("model.layers.0.self_attn.kv_b_proj.weight", (32, HIDDEN), "BF16", 0, "dense")
+    before, after = (
+        {line.part: line.bytes for line in plan(index, MACHINE, PlanRequest()).ledger}
+        for index in (plain, replace(plain, tensors=(*plain.tensors, joint)))
+    )
+    assert after["kv_b halves"] == 32 * HIDDEN * 4
+    assert after["dense"] - before["dense"] == 32 * HIDDEN * 2
+    assert "kv_b halves" not in before
 
 
 def test_expert_without_its_companions_is_a_model_error() -> None:
@@ -203,7 +218,9 @@ def test_gpu_takes_the_dense_parts_and_leaves_the_experts() -> None:
     with_gpu = replace(MACHINE, gpus=("Fixture GPU",), gpu_memory_bytes=(24 * GIB,))
     made = plan(moe_index(), with_gpu, PlanRequest())
     assert (made.placement.dense, made.placement.experts) == ("cuda", "cpu")
-    assert {line.part for line in made.ledger if line.device == "cpu"} == {"experts", "framework"}
+    on_cpu = {line.part: line.bytes for line in made.ledger if line.device == "cpu"}
+    assert set(on_cpu) == {"experts", "framework", "dense, packed"}
+    assert on_cpu["dense, packed"] == next(line.bytes for line in made.ledger if line.part == "dense")
     assert plan(moe_index(), with_gpu, PlanRequest(device="cpu")).placement.dense == "cpu"
 
 
