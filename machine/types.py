@@ -90,6 +90,90 @@ class TierStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """One rate or time with its origin. `spread` is (largest - smallest) / median of its `samples`."""
+
+    value: float
+    unit: str
+    source: Source = "measured"
+    spread: float = 0.0
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RateAt:
+    """A memory read rate in bytes/s by that many threads, one on each core.
+
+    `cpu_node` and `memory_node` are NUMA nodes, or None for all usable cores and memory spread over their nodes.
+    """
+
+    threads: int
+    rate: Measured
+    cpu_node: int | None = None
+    memory_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast this machine reads and computes; None or an empty tuple where nothing could be measured."""
+
+    stream_read: tuple[RateAt, ...] = ()
+    """One linear pass over memory, by thread count, ascending."""
+    gather_read: tuple[RateAt, ...] = ()
+    """Reads of pieces as large as an expert, at random in a set far larger than the caches, by thread count."""
+    node_reads: tuple[RateAt, ...] = ()
+    """Gather reads of each memory node by each CPU node, with all of its cores; empty with one node."""
+    knee_threads: int = 0
+    """The fewest threads that gather at 95 % of the best rate."""
+    int8_ops: Measured | None = None
+    """int8 multiplications plus additions per second of the tier in use, all threads."""
+    f32_flops: Measured | None = None
+    """float32 multiplications plus additions per second of the tier in use, all threads."""
+    ssd_read: Measured | None = None
+    """Direct reads, in pieces as large as an expert, of the disk that holds the cache; bytes/s."""
+    ssd_write: Measured | None = None
+    set_bytes: int = 0
+    """Memory that was read over."""
+    piece_bytes: int = 0
+    """Bytes of one gathered piece."""
+    notes: tuple[str, ...] = ()
+    """What could not be measured and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One NUMA node: its online CPUs as its cpulist says, and its memory."""
+
+    id: int
+    cpus: tuple[int, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HugePages:
+    """`transparent`: the kernel's setting (`always`, `madvise`, `never`, empty: none); the pool of explicit pages."""
+
+    transparent: str
+    page_bytes: int
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, usable or not, in torch's order. Sizes are bytes; `reason` tells why it is not used."""
+
+    name: str
+    memory_total: int
+    memory_free: int
+    compute_capability: str
+    pcie_bytes_per_s: Measured | None
+    usable: bool
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """The facts about this computer that a plan needs."""
 
@@ -117,6 +201,27 @@ class Machine:
     """What was found or looked for."""
     gpu_memory_bytes: tuple[int, ...] = ()
     """Free memory of each of `gpus`."""
+    nodes: tuple[Node, ...] = ()
+    sockets: int = 1
+    clustering: str = ""
+    """What splits a socket into several NUMA nodes, such as `4 NUMA nodes per socket (SNC4)`; empty: nothing."""
+    physical_cores: int = 0
+    """Online cores, usable or not."""
+    performance_cores: int = 0
+    """Those of them that are not efficiency cores."""
+    threads_per_core: int = 1
+    """Hardware threads of the largest core (2: SMT)."""
+    cache_bytes: int = 0
+    """All last-level caches together."""
+    huge_pages: HugePages | None = None
+    hypervisor: str = ""
+    """The hypervisor's name, `unknown` for one without a name, empty on bare metal."""
+    kernel: str = ""
+    """The kernel's release."""
+    devices: tuple[Gpu, ...] = ()
+    """All GPUs found; `gpus` are the names of the usable ones."""
+    rates: Rates | None = None
+    """Measured rates; None until `hetero probe` has measured."""
 
 
 @dataclass(frozen=True, slots=True)
