@@ -19,6 +19,8 @@ from typing import Any
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
+from hetero.models.families import FAMILIES
+from hetero.models.families.common import MAX_LAYERS
 from hetero.models.layout import (
     EXPERT_PARTS,
     LayerSlot,
@@ -166,7 +168,7 @@ def _decode_manifest(data: dict[str, Any]) -> Manifest:
         layers.append(layer)
     layers.sort(key=lambda slot: slot.layer)
     layout = Layout(tuple(dense), tuple(layers), tuple(small))
-    _check_config(config, layout)
+    _check_tensors(config, layout)
     index = decode(ModelIndex, data["index"] | {"tensors": ()}, "index")
     return Manifest(
         config=config,
@@ -251,18 +253,22 @@ def _format(value: Any, name: str) -> str:
     return str(value)
 
 
-def _check_config(config: ModelConfig, layout: Layout) -> None:
-    expected = [layer for layer in range(config.n_layers) if config.is_moe_layer(layer)]
-    if [slot.layer for slot in layout.layers] != expected:
-        raise ValueError(f"experts of {len(layout.layers)} layers, expected {len(expected)}")
-    moe = config.moe
-    for slot in layout.layers:
-        if moe and (slot.n_experts, slot.hidden, slot.inter) != (
-            moe.n_experts,
-            config.hidden_size,
-            moe.intermediate_size,
-        ):
-            raise ValueError(f"{slot.file} does not fit the model's config")
+def _check_tensors(config: ModelConfig, layout: Layout) -> None:
+    """The store holds just the tensors that a model of this config has, each in its shape."""
+    family = FAMILIES.get(config.family)
+    if family is None or config.n_layers > MAX_LAYERS:
+        raise ValueError(f"a model of family {config.family!r} with {config.n_layers} layers is not known here")
+    found = {info.name: info.shape for info in _index_tensors(layout)}
+    try:
+        expected = family.expected_tensors(config, found)
+    except AssertionError:
+        raise ValueError(f"config lacks a part that {config.family} needs") from None
+    for name, want in expected.items():
+        if found.get(name, want.shape if want.optional else None) != want.shape:
+            what = f"has shape {list(found[name])}" if name in found else "is missing"
+            raise ValueError(f"{name} {what}, expected {list(want.shape)}")
+    if surplus := sorted(set(found) - set(expected)):
+        raise ValueError(f"{surplus[0]} has no place in this model")
 
 
 def _index_tensors(layout: Layout) -> tuple[TensorInfo, ...]:
