@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from hetero.machine.types import Machine, TierStatus, UsageError
+from hetero.machine.types import Machine, UsageError
 
 SCHEMA = "hetero.machine"
-VERSION = 1
+VERSION = 2
 
-_INTS = frozenset({"visible_cpus", "memory_bytes", "memory_total_bytes", "disk_free_bytes"})
-_INT_LISTS = frozenset({"cpus", "spare_cpus", "gpu_memory_bytes"})
-_TEXT_LISTS = frozenset({"gpus", "notes"})
+Record = TypeVar("Record")
+_LARGEST = 1e24
+"""No fact is larger; numbers beyond would overflow in the arithmetic of a plan."""
+_WORDS = {int: "a number of 0 or more", float: "a number of 0 or more", str: "a text", bool: "true or false"}
 
 
 def to_json(machine: Machine) -> dict[str, Any]:
@@ -22,49 +25,58 @@ def to_json(machine: Machine) -> dict[str, Any]:
 
 
 def from_json(data: object) -> Machine:
-    """The Machine of a decoded JSON value; unknown keys are ignored. Raises UsageError naming the bad key."""
+    """The Machine of a decoded JSON value; unknown keys are ignored. Raises UsageError naming the bad key.
+
+    Files of older versions lack facts that have defaults.
+    """
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
         raise UsageError(f"this is not a machine file: schema {SCHEMA!r} expected", "hetero probe --json > FILE")
-    if data.get("version") != VERSION:
-        raise UsageError(f"machine file has version {data.get('version')!r}, this hetero reads {VERSION}")
+    version = data.get("version")
+    if type(version) is not int or version < 1:
+        raise UsageError(f"machine file: 'version' must be 1 to {VERSION}, found {version!r}")
+    if version > VERSION:
+        raise UsageError(
+            f"machine file has version {version}, this hetero reads up to {VERSION}",
+            "update hetero, or write the file again with this one: hetero probe --json > FILE",
+        )
+    return record_from(Machine, data)
+
+
+def record_from(kind: type[Record], data: object, name: str = "") -> Record:
+    """The dataclass `kind` of a decoded JSON object; raises UsageError naming the bad key, `name` being its path."""
+    if not isinstance(data, Mapping):
+        raise UsageError(f"machine file: {name or 'the whole'!r} must be an object, found {data!r}")
+    hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(Machine):
+    for field in dataclasses.fields(typing.cast(Any, kind)):
+        path = f"{name}.{field.name}" if name else field.name
         if field.name in data:
-            values[field.name] = _value(field.name, data[field.name])
+            values[field.name] = _value(hints[field.name], data[field.name], path)
         elif field.default is dataclasses.MISSING:
-            raise UsageError(f"machine file lacks {field.name!r}")
-    return Machine(**values)
+            raise UsageError(f"machine file lacks {path!r}")
+    return kind(**values)
 
 
-def _value(name: str, value: object) -> object:
-    if name == "tiers":
-        return tuple(_tier(item) for item in _sequence(name, value))
-    if name in _INT_LISTS:
-        return tuple(_checked(name, item, int) for item in _sequence(name, value))
-    if name in _TEXT_LISTS:
-        return tuple(_checked(name, item, str) for item in _sequence(name, value))
-    if name == "isa_tier" and value is None:
-        return None
-    return _checked(name, value, int if name in _INTS else str)
+def _value(kind: Any, value: object, name: str) -> object:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):  # X | None
+        return None if value is None else _value(arguments[0], value, name)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"machine file: {name!r} must be a list, found {value!r}")
+        return tuple(_value(arguments[0], item, name) for item in value)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise UsageError(f"machine file: {name!r} must be one of {', '.join(arguments)}, found {value!r}")
+        return value
+    if dataclasses.is_dataclass(kind):
+        return record_from(typing.cast(type, kind), value, name)
+    return _checked(kind, value, name)
 
 
-def _tier(value: object) -> TierStatus:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"machine file: 'tiers' must hold objects, found {value!r}")
-    kinds: dict[str, type[int] | type[str]] = {"name": str, "built": bool, "usable": bool, "reason": str}
-    return TierStatus(**{key: _checked(f"tiers.{key}", value.get(key), kind) for key, kind in kinds.items()})
-
-
-def _sequence(name: str, value: object) -> list[object] | tuple[object, ...]:
-    if not isinstance(value, list | tuple):
-        raise UsageError(f"machine file: {name!r} must be a list, found {value!r}")
-    return value
-
-
-def _checked(name: str, value: Any, kind: type[int] | type[str]) -> Any:
-    if not isinstance(value, kind):
-        raise UsageError(f"machine file: {name!r} must be {kind.__name__}, found {value!r}")
+def _checked(kind: Any, value: Any, name: str) -> object:
     # bool is a subclass of int, and `true` CPUs would pass for one.
-    if kind is int and (value is True or value is False or int(value) < 0):
-        raise UsageError(f"machine file: {name!r} must be a number of 0 or more, found {value!r}")
+    fits = isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    if not fits or (kind in (int, float) and not 0 <= value <= _LARGEST):
+        raise UsageError(f"machine file: {name!r} must be {_WORDS[kind]}, found {value!r}")
     return value

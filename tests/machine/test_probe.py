@@ -152,7 +152,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
     root = machine_tree(tmp_path, singles(2), flags="hypervisor", files={**DRIVER, **CARD})
     machine = probe(root, torch_devices=lambda: TorchDevices(("A",), (GIB,)))
     text = json.dumps(to_json(machine))
-    assert text.startswith('{"schema": "hetero.machine", "version": 1')
+    assert text.startswith('{"schema": "hetero.machine", "version": 2')
     assert from_json(json.loads(text)) == machine
 
 
@@ -160,7 +160,12 @@ def test_json_round_trip(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"schema": "other"}, "schema"),
-        ({"version": 2}, "version"),
+        ({"version": 3}, "version"),
+        ({"version": "2"}, "version"),
+        ({"rates": {"int8_ops": {"value": -1, "unit": "op/s"}}}, "rates.int8_ops.value"),
+        ({"rates": []}, "rates"),
+        ({"nodes": [{"id": 0, "cpus": [0]}]}, "nodes.memory_bytes"),
+        ({"devices": [{"name": "A"}]}, "devices.memory_total"),
         ({"cpus": "0-3"}, "cpus"),
         ({"memory_bytes": -1}, "memory_bytes"),
         ({"visible_cpus": True}, "visible_cpus"),
