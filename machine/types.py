@@ -114,6 +114,18 @@ class RateAt:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRate:
+    """Multiplications plus additions per second of one packed format's matrix product, its weights in the cache.
+
+    With one token that bounds decode where memory does not; with many it bounds prefill.
+    """
+
+    format: str
+    tokens: int
+    rate: Measured
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """How fast this machine reads and computes; None or an empty tuple where nothing could be measured."""
 
@@ -132,6 +144,8 @@ class Rates:
     ssd_read: Measured | None = None
     """Direct reads, in pieces as large as an expert, of the disk that holds the cache; bytes/s."""
     ssd_write: Measured | None = None
+    kernels: tuple[KernelRate, ...] = ()
+    """What the tier in use makes of its arithmetic, all threads, for one token and for many."""
     set_bytes: int = 0
     """Memory that was read over."""
     piece_bytes: int = 0
