@@ -1,4 +1,4 @@
-"""The device tier of the KV cache: paged tensors of the states that a family declares."""
+"""The device tier of the KV cache: paged tensors of the states that a model's config declares."""
 
 from __future__ import annotations
 
@@ -13,15 +13,6 @@ from hetero.models.config import ModelConfig
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
-Shapes = dict[str, tuple[int, ...]]
-
-
-def declared_states(config: ModelConfig) -> Shapes:
-    """Per layer: the paged states of a token by name, as value shapes (MLA keeps latent and rope key side by side)."""
-    if config.mla is not None:
-        return {"latent": (config.mla.kv_lora_rank + config.mla.rope_dim,)}
-    return {"k": (config.n_kv_heads, config.head_dim), "v": (config.n_kv_heads, config.head_dim)}
-
 
 class KVCache:
     """Pages for `context` tokens or more on one device; a sequence's tokens are appended, viewed and truncated."""
@@ -31,7 +22,7 @@ class KVCache:
         self.pool = PagePool(n_pages)
         self.dtype = DTYPES[dtype]
         slots = n_pages * PAGE
-        states = declared_states(config)
+        states = config.kv_states
         try:
             self._stores = [
                 {name: torch.zeros((slots, *shape), dtype=self.dtype, device=device) for name, shape in states.items()}

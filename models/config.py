@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,8 +95,13 @@ class ModelConfig:
         return moe is not None and layer >= moe.first_dense and layer not in moe.dense_layers
 
     @property
-    def kv_elements_per_token(self) -> int:
-        """Values one token keeps in the KV cache over all layers (MLA keeps the latent and the shared rope key)."""
+    def kv_states(self) -> dict[str, tuple[int, ...]]:
+        """What one token keeps per layer, value shapes by name: MLA its latent and shared rope key side by side."""
         if self.mla is not None:
-            return self.n_layers * (self.mla.kv_lora_rank + self.mla.rope_dim)
-        return self.n_layers * 2 * self.n_kv_heads * self.head_dim
+            return {"latent": (self.mla.kv_lora_rank + self.mla.rope_dim,)}
+        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Values one token keeps in the KV cache over all layers."""
+        return self.n_layers * sum(math.prod(shape) for shape in self.kv_states.values())
