@@ -115,12 +115,13 @@ def _verify(store: Path, as_json: bool) -> None:
 def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> None:
     """What a conversion would write, from headers alone."""
     from hetero.models.checkpoint import open_checkpoint
-    from hetero.models.destination import default_destination
+    from hetero.models.destination import Destination, default_destination
     from hetero.models.layout import make_layout
 
     with contextlib.closing(open_checkpoint(src)) as checkpoint:
         index = checkpoint.index
     path = default_destination(src) if dst is None else dst
+    Destination(path.absolute()).check_parent()
     layout = make_layout(index, experts)
     sizes = {
         "source_bytes": sum(tensor.n_bytes for tensor in index.tensors),

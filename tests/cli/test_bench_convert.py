@@ -110,6 +110,12 @@ def test_dry_run_of_convert_writes_nothing(run: Run, model: Path, tmp_path: Path
     assert list(tmp_path.glob("tiny*")) == []
 
 
+def test_dry_run_of_convert_refuses_a_folder_that_does_not_exist(run: Run, model: Path, tmp_path: Path) -> None:
+    code, out, err = run("convert", model, tmp_path / "nowhere" / "tiny.hetero", "--dry-run")
+    assert (code, out) == (2, "")
+    assert "nowhere is not a folder" in err
+
+
 def test_a_different_store_is_replaced_only_by_force(run: Run, model: Path, tmp_path: Path) -> None:
     store = tmp_path / "tiny.hetero"
     assert run("convert", model, store)[0] == 0
