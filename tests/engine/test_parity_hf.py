@@ -72,6 +72,17 @@ def test_requests_side_by_side_answer_as_they_do_alone(engine: _Engine):
     assert together == alone
 
 
+def test_a_batch_of_many_agrees_at_every_position(engine: _Engine, checkpoint, monkeypatch):
+    monkeypatch.setattr(engine._schedule, "_chunk", 150)  # one step holds ends and beginnings of several prompts
+    prompts = [prompt(n, seed=n) for n in (5, 100, 130, 64)]
+    requests = [engine._request(ids, Sampling(max_tokens=1), reuse=False, collect=True) for ids in prompts]
+    while engine.step():
+        pass
+    for ids, request in zip(prompts, requests, strict=True):
+        assert request.finished
+        assert relative(np.concatenate(request.rows), hf_logits(checkpoint, ids)) <= BOUND
+
+
 def test_a_reused_prefix_gives_the_same_answer(engine):
     ids = prompt(200, seed=5)
     fresh = greedy(engine, ids, 10)
