@@ -77,6 +77,10 @@ class ModelIndex:
     top_k: int
     kv_elements_per_token: int
     """Values that one token keeps in the KV cache, over all layers."""
+    kv_fixed_elements: int = 0
+    """Values that a request keeps whatever its length: sliding windows and recurrent states."""
+    plan_only: str = ""
+    """Why this version can plan the model but not run it; empty: it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +269,63 @@ class PlanRequest:
     context: int | None = None
     kv_dtype: str = "auto"
     force: bool = False
+    experts: str | None = None
+    """The format to count the routed experts in; None: as the model has them."""
+    dense: str | None = None
+    """The format to count the dense matrices in, on whichever device; None: as the model has them."""
+    reserve: int | None = None
+    """Bytes of each device's memory to leave alone."""
+    depth: int | None = None
+    """Tokens already in the context when decoding is estimated; None: half of the context."""
+    prompt: int | None = None
+    """Prompt tokens for which prefill is estimated; None: one chunk."""
+    calibration: tuple[float, float] = (1.0, 1.0)
+    """Measured over predicted tokens/s of earlier runs here, for prefill and decode."""
+
+
+Bound = Literal["memory", "arithmetic", "PCIe", "SSD", "overhead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of the time of a step: `amount` of `unit` (B, op, layer) over `rate` per second on a device."""
+
+    name: str
+    device: str
+    amount: float
+    unit: str
+    rate: float
+    fast: float
+    likely: float
+    slow: float
+    bound: Bound
+    formula: str
+    """How the time was counted, with the origin of every input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Tokens per second: a range, the bound that sets it, the seconds it is made of, and what no change of
+    software could exceed (`ceiling`: the largest term alone at the bare rate of its bus)."""
+
+    low: float
+    likely: float
+    high: float
+    bound: Bound
+    ceiling: float
+    tokens: int
+    """Tokens that the terms' seconds are for: 1 when decoding, a prompt's when reading it."""
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HotExperts:
+    """Experts that would fit into a GPU's spare memory: how many of all, their bytes, and their share of reads."""
+
+    count: int
+    of: int
+    bytes: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +342,11 @@ class Plan:
     memory_bytes: int
     fits: bool
     notes: tuple[str, ...] = field(default=())
+    prefill: Estimate | None = None
+    decode: Estimate | None = None
+    hot_experts: HotExperts | None = None
+    missing: tuple[tuple[str, int], ...] = ()
+    """Devices whose memory falls short, with the bytes missing."""
 
     @property
     def threads(self) -> int:

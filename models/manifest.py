@@ -107,7 +107,9 @@ def _own_version() -> str:
 
 
 def _index_facts() -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(ModelIndex) if f.name != "tensors"]
+    """What a store keeps of its index; the facts with a default are those of models that cannot run yet."""
+    required = (f for f in dataclasses.fields(ModelIndex) if f.default is dataclasses.MISSING)
+    return [f for f in required if f.name != "tensors"]
 
 
 def _without_none(stored: StoredFile) -> dict[str, Any]:
