@@ -161,6 +161,18 @@ int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes
 int hetero_linear_heads(hetero_pool *pool, const hetero_matrix *matrix, int64_t heads, const float *x, size_t x_bytes,
                         int64_t n_tokens, float *out, size_t out_bytes, char *message, size_t message_bytes);
 int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message, size_t message_bytes);
+
+/* Measurements for estimates. fill writes `data`, each worker its own share, so that pages lie where workers do. read
+ * reads pieces of piece_bytes (a multiple of 128) at `offsets`, in that order, shared out among the workers. compute
+ * repeats multiply-adds in registers on every worker and tells how many multiplications plus additions that were. */
+enum { HETERO_MEASURE_INT8, HETERO_MEASURE_F32 };
+int hetero_measure_fill(hetero_pool *pool, uint8_t *data, size_t data_bytes, char *message, size_t message_bytes);
+int hetero_measure_read(hetero_pool *pool, const uint8_t *data, size_t data_bytes, const int64_t *offsets,
+                        int64_t n_offsets, int64_t piece_bytes, double *seconds, char *message, size_t message_bytes);
+int hetero_measure_compute(hetero_pool *pool, int32_t kind, int64_t rounds, double *operations, double *seconds,
+                           char *message, size_t message_bytes);
+/* Whether a child process survives its first AMX instructions; only to be asked where CPUID and Linux allow them. */
+int hetero_amx_runs(void);
 /* cdef end */
 #pragma GCC visibility pop
 #ifdef __cplusplus

@@ -13,3 +13,4 @@ const TileKernel kTileKernels[HETERO_FORMATS] = {
 #include "cpu.h"
 #include "api.h"
 #include "attention.h"
+#include "measure.h"

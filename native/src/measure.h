@@ -1,0 +1,223 @@
+// Measures what memory and the arithmetic units give, in the way that the kernels use them, and tries AMX. No model
+// needs any of this: it feeds the estimates.
+#pragma once
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include "api.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t kStripBytes = 128 << 10;  // read by one worker at a stretch, about the strip of a kernel's task
+constexpr int64_t kAhead = 4096;            // bytes ahead that memory is asked for, as in the kernels
+
+// A value that depends on all of `bytes` (a multiple of 128), so that no load can be left out.
+inline uint64_t read_all(const uint8_t *p, int64_t bytes) {
+    typedef uint64_t Vector __attribute__((vector_size(32)));
+    Vector sum[4] = {}, v[4];
+    for (int64_t i = 0; i < bytes; i += sizeof v) {
+        __builtin_prefetch(p + i + kAhead);
+        __builtin_prefetch(p + i + kAhead + 64);
+        memcpy(v, p + i, sizeof v);
+        for (int j = 0; j < 4; j++) sum[j] ^= v[j];
+    }
+    const Vector all = (sum[0] ^ sum[1]) ^ (sum[2] ^ sum[3]);
+    return (all[0] ^ all[1]) ^ (all[2] ^ all[3]);
+}
+
+struct ReadJob {
+    Pool *pool;
+    const uint8_t *data;
+    const int64_t *offsets;
+    int64_t pieces, piece;
+    std::atomic<uint64_t> sink;
+
+    static void run(void *context, int) {
+        auto *job = static_cast<ReadJob *>(context);
+        const int64_t strips = ceil_div(job->piece, kStripBytes), all = job->pieces * strips;
+        uint64_t sum = 0;
+        for (int64_t begin, end; next_run(job->pool, all, all, &begin, &end);)
+            for (int64_t i = begin; i < end; i++) {
+                const int64_t from = i % strips * kStripBytes;
+                sum ^= read_all(job->data + job->offsets[i / strips] + from, min64(kStripBytes, job->piece - from));
+            }
+        job->sink.fetch_xor(sum);
+    }
+};
+
+struct FillJob {
+    Pool *pool;
+    uint8_t *data;
+    size_t bytes;
+
+    static void run(void *context, int worker) {
+        const auto *job = static_cast<FillJob *>(context);
+        const size_t n = size_t(job->pool->n), from = job->bytes / n * size_t(worker);
+        memset(job->data + from, 0x5a, size_t(worker) + 1 == n ? job->bytes - from : job->bytes / n);
+    }
+};
+
+// Each round multiplies and adds kInt8PerRound pairs of int8 in registers.
+#if defined(__AVX2__)
+constexpr int64_t kInt8PerRound = 8 * 32;
+
+inline int64_t int8_rounds(int64_t rounds) {
+    __m256i sum[8] = {}, w = _mm256_set1_epi8(7), a = _mm256_set1_epi8(3);
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int64_t i = 0; i < rounds; i++)
+        for (int j = 0; j < 8; j++) {
+            asm("" : "+x"(w));  // else the product would be computed once
+            sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
+        }
+    for (int j = 1; j < 8; j++) sum[0] = _mm256_add_epi32(sum[0], sum[j]);
+    return _mm256_extract_epi32(sum[0], 0);
+}
+#else
+constexpr int64_t kInt8PerRound = 256;
+
+inline int64_t int8_rounds(int64_t rounds) {
+    int8_t w[kInt8PerRound], a[kInt8PerRound];
+    memset(w, 7, sizeof w);
+    memset(a, 3, sizeof a);
+    int32_t sum = 0;
+    for (int64_t i = 0; i < rounds; i++) {
+        asm("" : : "r"(w), "r"(a) : "memory");
+        for (int j = 0; j < kInt8PerRound; j++) sum += int32_t(w[j]) * int32_t(a[j]);
+    }
+    return sum;
+}
+#endif
+
+// Each round multiplies and adds kFloatsPerRound float32 in registers.
+#if defined(__AVX2__)
+constexpr int64_t kFloatsPerRound = 12 * 8;
+
+inline float float_rounds(int64_t rounds) {
+    __m256 sum[12];
+    for (int j = 0; j < 12; j++) sum[j] = _mm256_set1_ps(float(j));
+    const __m256 w = _mm256_set1_ps(0.999f), a = _mm256_set1_ps(0.001f);
+    for (int64_t i = 0; i < rounds; i++)
+        for (int j = 0; j < 12; j++) sum[j] = _mm256_fmadd_ps(sum[j], w, a);
+    for (int j = 1; j < 12; j++) sum[0] = _mm256_add_ps(sum[0], sum[j]);
+    return _mm256_cvtss_f32(sum[0]);
+}
+#else
+constexpr int64_t kFloatsPerRound = 8 * 4;
+
+inline float float_rounds(int64_t rounds) {
+    typedef float Quad4 __attribute__((vector_size(16)));
+    Quad4 sum[8];
+    for (int j = 0; j < 8; j++) sum[j] = Quad4{} + float(j);
+    for (int64_t i = 0; i < rounds; i++)
+        for (int j = 0; j < 8; j++) sum[j] = sum[j] * 0.999f + 0.001f;
+    for (int j = 1; j < 8; j++) sum[0] += sum[j];
+    return sum[0][0];
+}
+#endif
+
+struct ComputeJob {
+    int32_t kind;
+    int64_t rounds;
+    std::atomic<int64_t> sink;
+
+    static void run(void *context, int) {
+        auto *job = static_cast<ComputeJob *>(context);
+        job->sink.fetch_add(job->kind == HETERO_MEASURE_INT8 ? int8_rounds(job->rounds)
+                                                             : int64_t(float_rounds(job->rounds)));
+    }
+};
+
+#if defined(__x86_64__)
+// The first use of tiles: loads a configuration of palette 1, clears a tile and releases them. By bytes, so that no
+// assembler needs to know them.
+inline void touch_tiles() {
+    alignas(64) uint8_t config[64] = {1};
+    config[16] = 64;  // tile 0: bytes of a row
+    config[48] = 16;  // and rows
+    asm volatile(".byte 0xc4, 0xe2, 0x78, 0x49, 0x00\n\t"  // ldtilecfg [rax]
+                 ".byte 0xc4, 0xe2, 0x7b, 0x49, 0xc0\n\t"  // tilezero tmm0
+                 ".byte 0xc4, 0xe2, 0x78, 0x49, 0xc0"      // tilerelease
+                 :
+                 : "a"(config)
+                 : "memory");
+}
+#endif
+
+}  // namespace
+
+extern "C" {
+
+int hetero_measure_fill(hetero_pool *pool, uint8_t *data, size_t data_bytes, char *message, size_t message_bytes) {
+    const Message m = {message, message_bytes};
+    if (!pool || !data) return m.fail(HETERO_BAD_ARGUMENT, "measure_fill needs a pool and memory");
+    const Locked locked(pool);
+    FillJob job = {pool, data, data_bytes};
+    pool_run(pool, FillJob::run, &job);
+    return HETERO_OK;
+}
+
+int hetero_measure_read(hetero_pool *pool, const uint8_t *data, size_t data_bytes, const int64_t *offsets,
+                        int64_t n_offsets, int64_t piece_bytes, double *seconds, char *message,
+                        size_t message_bytes) {
+    const Message m = {message, message_bytes};
+    if (!pool || !data || !offsets || !seconds) return m.fail(HETERO_BAD_ARGUMENT, "measure_read: null pointer");
+    if (piece_bytes < 128 || piece_bytes % 128 || piece_bytes > int64_t(data_bytes) || n_offsets < 1 ||
+        n_offsets > (int64_t(1) << 30) / ceil_div(piece_bytes, kStripBytes))
+        return m.fail(HETERO_BAD_ARGUMENT, "measure_read: %lld pieces of %lld bytes are out of range",
+                      (long long)n_offsets, (long long)piece_bytes);
+    for (int64_t i = 0; i < n_offsets; i++)
+        if (offsets[i] < 0 || offsets[i] > int64_t(data_bytes) - piece_bytes)
+            return m.fail(HETERO_BAD_ARGUMENT, "measure_read: offset %lld is outside of the %zu bytes",
+                          (long long)offsets[i], data_bytes);
+    const Locked locked(pool);
+    ReadJob job = {pool, data, offsets, n_offsets, piece_bytes, {0}};
+    const int64_t began = now_ns();
+    pool_run(pool, ReadJob::run, &job);
+    *seconds = double(max64(1, now_ns() - began)) * 1e-9;
+    return HETERO_OK;
+}
+
+int hetero_measure_compute(hetero_pool *pool, int32_t kind, int64_t rounds, double *operations, double *seconds,
+                           char *message, size_t message_bytes) {
+    const Message m = {message, message_bytes};
+    if (!pool || !operations || !seconds) return m.fail(HETERO_BAD_ARGUMENT, "measure_compute: null pointer");
+    if ((kind != HETERO_MEASURE_INT8 && kind != HETERO_MEASURE_F32) || rounds < 1 || rounds > int64_t(1) << 40)
+        return m.fail(HETERO_BAD_ARGUMENT, "measure_compute: kind %d, %lld rounds", kind, (long long)rounds);
+    const Locked locked(pool);
+    ComputeJob job = {kind, rounds, {0}};
+    const int64_t began = now_ns();
+    pool_run(pool, ComputeJob::run, &job);
+    *seconds = double(max64(1, now_ns() - began)) * 1e-9;
+    const int64_t each = kind == HETERO_MEASURE_INT8 ? kInt8PerRound : kFloatsPerRound;
+    *operations = 2.0 * double(each) * double(rounds) * double(pool->n);
+    return HETERO_OK;
+}
+
+// In a child, because the first tile instruction ends the process with SIGILL where a hypervisor lies about AMX.
+int hetero_amx_runs(void) {
+#if defined(__x86_64__)
+    const pid_t child = fork();
+    if (child < 0) return 0;
+    if (child == 0) {
+        const rlimit no_core = {0, 0};
+        setrlimit(RLIMIT_CORE, &no_core);
+        signal(SIGILL, SIG_DFL);
+        signal(SIGSEGV, SIG_DFL);
+        touch_tiles();
+        _exit(0);
+    }
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR) return 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+#else
+    return 0;
+#endif
+}
+
+}  // extern "C"
