@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import platform
@@ -22,7 +23,7 @@ _XCR0_TILES = 0x60000
 
 @dataclass(frozen=True, slots=True)
 class CpuLeaves:
-    """What CPUID, XGETBV and the kernel say: the fields of `hetero_cpu` in hetero.h."""
+    """What CPUID, XGETBV and the kernel say: the fields of `hetero_cpu` in hetero.h, and whether AMX really runs."""
 
     is_x86: int = 0
     leaf1_ecx: int = 0
@@ -33,6 +34,8 @@ class CpuLeaves:
     max_palette: int = 0
     amx_permitted: int = 0
     xcr0: int = 0
+    amx_runs: int = 1
+    """0 where the first tile instruction, tried in a child process, ends it."""
 
 
 # Per tier the CPU features it needs: (name, field of CpuLeaves, bit).
@@ -61,9 +64,11 @@ def missing(tier: str, cpu: CpuLeaves) -> str:
     if cpu.xcr0 & _STATE[tier] != _STATE[tier]:
         return f"has {tier}, but the operating system does not enable it"
     if tier == "amx" and cpu.max_palette < 1:
-        return "has amx, but no tile palette"
+        return "has amx, but no tile palette (a hypervisor hides it)"
     if tier == "amx" and not cpu.amx_permitted:
         return "has amx, but Linux does not permit it (it needs 5.16 or newer)"
+    if tier == "amx" and not cpu.amx_runs:
+        return "has amx by its own account, but the first tile instruction fails"
     return ""
 
 
@@ -89,8 +94,11 @@ def _built() -> frozenset[str]:
 def read_cpu() -> CpuLeaves:
     """This CPU's leaves, read by the generic library. OSError where that is missing."""
     record = ffi.new("hetero_cpu *")
-    open_library("generic").hetero_cpu_read(record)
-    return CpuLeaves(**{field: int(getattr(record, field)) for field in CpuLeaves.__dataclass_fields__})
+    library = open_library("generic")
+    library.hetero_cpu_read(record)
+    cpu = CpuLeaves(**{name: int(getattr(record, name)) for name, _ in ffi.typeof("hetero_cpu").fields})
+    # Tried only where all else says yes: anywhere else the child would die, which audit logs report.
+    return cpu if missing("amx", cpu) else dataclasses.replace(cpu, amx_runs=library.hetero_amx_runs())
 
 
 @functools.cache

@@ -1,12 +1,16 @@
 """Which tier is chosen: decided on recorded CPUs, not on the one that runs the test."""
 
 import dataclasses
+import platform
+import subprocess
+import sys
 
 import pytest
 
 from hetero.machine.types import HardwareError
 from hetero.native import Kernels, cpu_tiers, tiers
-from hetero.native.tiers import CpuLeaves, choose_tier, decide
+from hetero.native.library import open_library
+from hetero.native.tiers import CpuLeaves, choose_tier, decide, read_cpu
 
 # Leaf 1 ECX: FMA, OSXSAVE, AVX, F16C. Leaf 7 EBX: AVX2, AVX-512 F DQ BW VL. Leaf 7 ECX: AVX512_VNNI.
 AVX2 = {"leaf1_ecx": 1 << 12 | 1 << 27 | 1 << 28 | 1 << 29, "leaf7_ebx": 1 << 5}
@@ -24,6 +28,7 @@ CPUS = {
     "tile config without data": (dataclasses.replace(SAPPHIRE_RAPIDS, xcr0=0x202E7), ["generic", "avx2", "avx512"]),
     "palette 0": (dataclasses.replace(SAPPHIRE_RAPIDS, max_palette=0), ["generic", "avx2", "avx512"]),
     "amx not permitted": (dataclasses.replace(SAPPHIRE_RAPIDS, amx_permitted=0), ["generic", "avx2", "avx512"]),
+    "amx faults": (dataclasses.replace(SAPPHIRE_RAPIDS, amx_runs=0), ["generic", "avx2", "avx512"]),
     "no zmm state": (dataclasses.replace(ZEN4, xcr0=0x7), ["generic", "avx2"]),
     "no ymm state": (dataclasses.replace(ZEN1, xcr0=0x3), ["generic"]),
     "no vnni": (dataclasses.replace(ZEN4, leaf7_ecx=0), ["generic", "avx2"]),
@@ -47,7 +52,21 @@ def test_reasons_name_what_is_missing():
     assert reason(SAPPHIRE_RAPIDS, "amx") == "hetero was built without amx kernels"
     assert "operating system" in reason(CPUS["amx hidden by xcr0"][0], "amx")
     assert "palette" in reason(CPUS["palette 0"][0], "amx")
+    assert "first tile instruction fails" in reason(CPUS["amx faults"][0], "amx")
     assert reason(CpuLeaves(), "avx2") == "this CPU is not x86-64"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="NOT TESTED: AMX is x86-64's")
+def test_amx_is_tried_in_a_child_that_may_die():
+    cpu = read_cpu()
+    dry = dataclasses.replace(cpu, amx_runs=1)
+    # Where CPUID has no AMX the instruction is invalid, and this process must outlive it.
+    assert open_library("generic").hetero_amx_runs() == (tiers.missing("amx", dry) == "" and cpu.amx_runs)
+
+
+def test_asking_for_the_tiers_imports_no_numpy():
+    code = "import sys; from hetero.native import cpu_tiers; cpu_tiers(); print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
 @pytest.fixture
