@@ -133,6 +133,16 @@ _HF_KINDS = {"default": "default", "linear": "linear", "yarn": "yarn", "llama3":
 RopeKind = Literal["default", "linear", "yarn", "llama3"]
 
 
+def _even(keys: Keys, dim: int) -> int:
+    """The rotated width, whose values turn in pairs."""
+    if dim % 2:
+        raise ModelError(
+            f"{keys.where}: heads rotate {dim} values; expected an even number",
+            "the file is damaged or of a variant that is not supported; try another upload of this model",
+        )
+    return dim
+
+
 def rope_from_hf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
     """Rope settings in both spellings: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`."""
     raw = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
@@ -152,7 +162,7 @@ def rope_from_hf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -
     if partial != 1.0:
         raise keys.fail("partial_rotary_factor", f"{partial:g}", "1 (this architecture rotates the whole head)")
     theta = p.number("rope_theta", keys.number("rope_theta", 10000.0))
-    rope = RopeConfig(theta=theta, dim=dim, interleaved=interleaved, kind=cast(RopeKind, kind))
+    rope = RopeConfig(theta=theta, dim=_even(keys, dim), interleaved=interleaved, kind=cast(RopeKind, kind))
     return rope if kind == "default" else _scaled(rope, p, keys, max_context)
 
 
@@ -181,7 +191,8 @@ def _scaled(rope: RopeConfig, p: Keys, keys: Keys, max_context: int) -> RopeConf
 
 def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
     """Rope settings of GGUF metadata; llama.cpp's default for a missing base is 10000."""
-    rope = RopeConfig(theta=keys.number("rope.freq_base", 10000.0), dim=dim, interleaved=interleaved)
+    theta = keys.number("rope.freq_base", 10000.0)
+    rope = RopeConfig(theta=theta, dim=_even(keys, dim), interleaved=interleaved)
     old_linear = keys.optional_number("rope.scale_linear")
     kind = keys.text("rope.scaling.type", "none" if old_linear is None else "linear")
     if kind == "none":
@@ -202,6 +213,24 @@ def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool)
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=keys.optional_number("rope.scaling.yarn_attn_factor"),
     )
+
+
+def kv_heads(keys: Keys, key: str, heads: int) -> int:
+    """The number of key/value heads, which divides the number of query heads."""
+    n = keys.integer(key, heads)
+    if heads % n:
+        raise keys.fail(key, str(n), f"a divisor of the {heads} query heads")
+    return n
+
+
+def gguf_heads(keys: Keys) -> tuple[int, int, int]:
+    """Query heads, hidden size and the width of a head, which keys, values and the rotation share."""
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    dim = keys.integer("attention.key_length", hidden // heads)
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if keys.integer(key, dim) != dim:
+            raise keys.fail(key, str(keys.integer(key)), f"{dim}, the width of a head")
+    return heads, hidden, dim
 
 
 def gguf_shape(shapes: Mapping[str, tuple[int, ...]], name: str, rank: int, where: str) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ from hetero.models.families.common import (
     Expected,
     Keys,
     attention_tensors,
+    gguf_heads,
     gguf_shape,
+    kv_heads,
     mlp_tensors,
     rope_from_gguf,
     rope_from_hf,
@@ -60,14 +62,6 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     )
 
 
-def kv_heads(keys: Keys, key: str, heads: int) -> int:
-    """The number of key/value heads, which divides the number of query heads."""
-    n = keys.integer(key, heads)
-    if heads % n:
-        raise keys.fail(key, str(n), f"a divisor of the {heads} query heads")
-    return n
-
-
 def config_from_gguf(
     meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str = "GGUF"
 ) -> ModelConfig:
@@ -79,11 +73,7 @@ def config_from_gguf(
             "which this version does not support",
             "use a Qwen3-MoE or DeepSeek model, or a dense Llama",
         )
-    heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
-    dim = k.integer("attention.key_length", hidden // heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if k.integer(key, dim) != dim:
-            raise k.fail(key, str(k.integer(key)), f"{dim}, the width of a head")
+    heads, hidden, dim = gguf_heads(k)
     context = k.integer("context_length", high=1 << 30)
     return ModelConfig(
         family=NAME,

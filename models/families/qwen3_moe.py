@@ -14,13 +14,14 @@ from hetero.models.families.common import (
     Keys,
     attention_tensors,
     expert_tensors,
+    gguf_heads,
     gguf_shape,
+    kv_heads,
     mlp_tensors,
     rope_from_gguf,
     rope_from_hf,
     shell_tensors,
 )
-from hetero.models.families.llama import kv_heads
 
 if TYPE_CHECKING:
     import torch
@@ -82,11 +83,7 @@ def config_from_gguf(
     The format has no word on renormalising the top-k weights; this architecture does it.
     """
     k = Keys(meta, where, "qwen3moe.")
-    heads, hidden = k.integer("attention.head_count"), k.integer("embedding_length")
-    dim = k.integer("attention.key_length", hidden // heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
-        if k.integer(key, dim) != dim:
-            raise k.fail(key, str(k.integer(key)), f"{dim}, the width of a head")
+    heads, hidden, dim = gguf_heads(k)
     n_layers = k.integer("block_count", high=MAX_LAYERS)
     context = k.integer("context_length", high=1 << 30)
     moe = _moe_from_gguf(k, shapes, n_layers)

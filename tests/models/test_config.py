@@ -248,6 +248,7 @@ def test_architectures_decide_before_model_type() -> None:
         (LLAMA, {"rope_scaling": [1]}, ["rope_scaling", "[1]"]),
         (LLAMA, {"rope_scaling": {"full": {"rope_theta": 1}}}, ["per layer type"]),
         (LLAMA, {"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        (LLAMA, {"head_dim": 63}, ["63", "even"]),
         (QWEN, {"num_experts_per_tok": 129}, ["num_experts_per_tok", "129", "128"]),
         (QWEN, {"num_experts": 10**9}, ["num_experts"]),
         (QWEN, {"mlp_only_layers": [48]}, ["mlp_only_layers", "47"]),
