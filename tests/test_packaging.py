@@ -29,7 +29,8 @@ def tracked(tmp):
 
 def wheel(tmp, **env):
     source, out = tracked(tmp), tmp / "out"
-    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(out), str(source), **env)
+    # Through a source distribution, as `python -m build` does: it must hold all that the kernels are built from.
+    done = run(sys.executable, "-m", "build", "--no-isolation", "-o", str(out), str(source), **env)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = out.glob("hetero-*.whl")
     return path
