@@ -54,7 +54,7 @@ class Checkpoint:
         self._tensors = tensors
         self._fds: dict[int, int] = {}
         self._lock = threading.Lock()
-        self.index = _index(name, config, tensors)
+        self.index = make_index(name, config, tensors)
 
     def info(self, name: str) -> TensorInfo:
         """The tensor's shape, format and size. KeyError where there is none of that name."""
@@ -171,7 +171,8 @@ def _unpermuted(start: int, stop: int, d: int) -> npt.NDArray[np.int64]:
     return head * d + inside % (d // 2) * 2 + inside // (d // 2)
 
 
-def _index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelIndex:
+def make_index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelIndex:
+    """What planning needs of a checkpoint whose headers have been checked."""
     moe = config.moe
     return ModelIndex(
         name=name,
@@ -194,7 +195,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     disk fails.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir it raises for no name, and first_bytes says what is wrong
         if not (path / CONFIG).exists():
             ggufs = _gguf_models(path)
             if ggufs:

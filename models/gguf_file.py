@@ -10,7 +10,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -59,11 +59,30 @@ class GgufFile:
         return value
 
 
+class Source(Protocol):
+    """Where a header's bytes come from: a file, or a server that answers ranges."""
+
+    size: int
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Up to `count` bytes at `offset`; fewer, but not none, where more need another call."""
+
+
+class _Local:
+    """An open file."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.size = fd, os.fstat(fd).st_size
+
+    def pread(self, count: int, offset: int) -> bytes:
+        return os.pread(self.fd, count, offset)
+
+
 class _Header:
     """A cursor over the start of a file that reads on as needed, and never past its end."""
 
-    def __init__(self, path: Path, fd: int, size: int) -> None:
-        self.path, self.fd, self.size = path, fd, size
+    def __init__(self, path: Path, source: Source) -> None:
+        self.path, self.source, self.size = path, source, source.size
         self.buffer = b""
         self.pos = 0
 
@@ -85,7 +104,7 @@ class _Header:
         parts = [self.buffer]
         have = len(self.buffer)
         while have < goal:
-            part = os.pread(self.fd, goal - have, have)
+            part = self.source.pread(goal - have, have)
             if not part:
                 self.fail("the file became shorter while it was read")
             parts.append(part)
@@ -118,12 +137,19 @@ def read_gguf(path: Path) -> GgufFile:
     fd = -1
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return _parse(_Header(path, fd, os.fstat(fd).st_size))
+        return _parse(_Header(path, _Local(fd)))
     except OSError as e:
         raise TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk") from None
     finally:
         if fd >= 0:
             os.close(fd)
+
+
+def parse_gguf(path: Path, source: Source) -> GgufFile:
+    """The checked header of a GGUF file that is not on this disk; `path` is its name in messages."""
+    if source.pread(4, 0) != MAGIC:
+        raise explain(path, source.pread(64, 0), "a GGUF file")
+    return _parse(_Header(path, source))
 
 
 def _parse(h: _Header) -> GgufFile:
@@ -287,7 +313,7 @@ def _check_places(h: _Header, tensors: tuple[StoredTensor, ...], alignment: int)
                 "the download stopped early; resume it or download the file again",
             )
     for at in {end, -(-end // alignment) * alignment}:
-        if os.pread(h.fd, 4, at) == MAGIC:
+        if h.source.pread(4, at) == MAGIC:
             h.fail(
                 f"holds a second GGUF file at {at}: split files were joined with cat",
                 "keep the split files as they are and name one of them, or join them with `llama-gguf-split --merge`",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,25 +15,28 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.
 _MIXED = "the files come from different uploads; download all of them again from one place"
 
 
-def read_gguf_set(path: Path) -> tuple[list[GgufFile], list[StoredTensor]]:
+def read_gguf_set(
+    path: Path, read: Callable[[Path], GgufFile] = read_gguf, exists: Callable[[Path], bool] = Path.exists
+) -> tuple[list[GgufFile], list[StoredTensor]]:
     """All files of the model that `path` is or is a part of, in order, and all their tensors.
 
-    The tensors' file numbers index the list. Raises ModelError naming every missing file.
+    The tensors' file numbers index the list; `read` and `exists` reach files that are not on this disk. Raises
+    ModelError naming every missing file.
     """
-    first = read_gguf(path)
+    first = read(path)
     count = first.count("split.count", 1)
     if count <= 1:
         files = [first]
     else:
-        paths = _siblings(path, first, count)
-        files = [first if p == path else read_gguf(p) for p in paths]
+        paths = _siblings(path, first, count, exists)
+        files = [first if p == path else read(p) for p in paths]
         _check_set(files, count)
     tensors = [replace(t, file=i) for i, f in enumerate(files) for t in f.tensors]
     _check_names(files, tensors)
     return files, tensors
 
 
-def _siblings(path: Path, first: GgufFile, count: int) -> list[Path]:
+def _siblings(path: Path, first: GgufFile, count: int, exists: Callable[[Path], bool]) -> list[Path]:
     match = _SHARD.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise ModelError(
@@ -43,7 +47,7 @@ def _siblings(path: Path, first: GgufFile, count: int) -> list[Path]:
     if count > 10_000:
         raise ModelError(f"{path}: claims to be one of {count} parts; expected at most 10000", _MIXED)
     paths = [path.with_name(f"{match['stem']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)]
-    missing = [p.name for p in paths if not p.exists()]
+    missing = [p.name for p in paths if not exists(p)]
     if missing:
         raise ModelError(
             f"{path}: {len(missing)} of {count} parts are missing: {', '.join(map(repr, missing))}",

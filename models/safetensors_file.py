@@ -48,10 +48,11 @@ def read_json(path: Path, limit: int = MAX_JSON) -> dict[str, Any]:
         raise TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk") from None
     if head.lstrip()[:1] != b"{":
         raise explain(path, head, "a JSON object")
-    return _parse_json(raw, str(path))
+    return parse_json(raw, str(path))
 
 
-def _parse_json(raw: bytes, where: str) -> dict[str, Any]:
+def parse_json(raw: bytes, where: str) -> dict[str, Any]:
+    """A JSON object, refusing duplicate keys. Raises ModelError."""
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as e:
@@ -91,7 +92,13 @@ def read_header(path: Path, file: int) -> list[StoredTensor]:
             raw = f.read(length)
     except OSError as e:
         raise TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk") from None
-    header = _parse_json(raw, f"{path}: the header")
+    return parse_header(path, file, raw, size)
+
+
+def parse_header(path: Path, file: int, raw: bytes, size: int) -> list[StoredTensor]:
+    """The tensors of a safetensors file of `size` bytes by the JSON text of its header, wholly checked."""
+    length = len(raw)
+    header = parse_json(raw, f"{path}: the header")
     header.pop("__metadata__", None)
     tensors = [_entry(path, file, name, value, 8 + length) for name, value in header.items()]
     _check_places(path, tensors, 8 + length, size)
@@ -163,7 +170,7 @@ def _indexed(path: Path, index_path: Path) -> tuple[tuple[Path, ...], list[Store
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index_path}: has no weight_map; expected a table of tensors and their files", _AGAIN)
     names = _shard_names(index_path, weight_map)
-    missing = [n for n in names if not (path / n).exists()]
+    missing = [n for n in names if not os.path.exists(path / n)]  # unlike Path.exists it raises for no name
     if missing:
         raise ModelError(
             f"{path}: {len(missing)} of {len(names)} files of the model are missing: {', '.join(map(repr, missing))}",

@@ -1,0 +1,134 @@
+"""A ModelIndex without weights: from a config.json alone, its tensors are those its architecture must have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.machine.types import ModelError, ModelIndex, TensorInfo
+from hetero.native.widths import PLANNED, source_bytes
+from hetero.models.config import ModelConfig
+from hetero.models.families import FAMILIES, Family, family_for_hf
+from hetero.models.families.common import Expected
+from hetero.models.families.unsupported import NEEDS_HF
+from hetero.models.plan_only import ARCHITECTURES, Outline, outline
+
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_SHELL = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Types of a checkpoint's weights by role. `shell` is that of embedding and head, which stay unquantised."""
+
+    experts: str
+    dense: str
+    shell: str
+
+
+def index_of_config(raw: Mapping[str, Any], name: str, where: str, *, joint: bool = True) -> ModelIndex:
+    """The index of the model that a config.json describes. Raises ModelError naming a missing or wrong key.
+
+    `joint` False counts latent attention's kv_b in the two halves that GGUF files and cards have.
+    """
+    formats = formats_of_config(raw, where)
+    found = architecture_of(raw)
+    if found not in ARCHITECTURES:
+        family = family_for_hf(raw, where)
+        return _of_family(family, family.config_from_hf(raw, where), formats, name, joint)
+    made = outline(raw, found, where)
+    return _index(made, formats, name, f"this version does not run it yet: it needs {NEEDS_HF.get(found, 'more')}")
+
+
+def architecture_of(raw: Mapping[str, Any]) -> str:
+    """The first of `architectures`, or empty."""
+    names = raw.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def runs_as_it_is(raw: Mapping[str, Any]) -> bool:
+    """Whether this version reads a checkpoint with this config.json; False: it can at most be planned."""
+    known = any(architecture_of(raw) in family.HF_ARCHITECTURES for family in FAMILIES.values())
+    return known and not _quantization(raw)
+
+
+def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
+    """The native types, by `quantization_config` and `torch_dtype`. Raises ModelError for a method that is unknown."""
+    dtype = raw.get("torch_dtype", raw.get("dtype", "bfloat16"))
+    plain = _DTYPES.get(dtype if isinstance(dtype, str) else "", "BF16")
+    quantization = _quantization(raw)
+    if not quantization:
+        return Formats(plain, plain, plain)
+    method = quantization.get("quant_method")
+    if method == "fp8":
+        return Formats("FP8", "FP8", plain)
+    if method == "mxfp4":
+        return Formats("MXFP4", plain, plain)
+    if method == "compressed-tensors" and '"num_bits": 4' in _flat(quantization):
+        return Formats("INT4", plain, plain)
+    if method in ("gptq", "awq") and quantization.get("bits", quantization.get("w_bit")) == 4:
+        return Formats("INT4", "INT4", plain)
+    raise ModelError(
+        f"{where}: quantization_config has quant_method {method!r} of a kind that is not known",
+        "--experts FORMAT and a config.json without quantization_config plan it in another format",
+    )
+
+
+def _quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
+    nested = raw.get("text_config")
+    inner = nested.get("quantization_config") if isinstance(nested, dict) else None
+    found = raw.get("quantization_config", inner)
+    return found if isinstance(found, dict) else {}
+
+
+def _flat(value: object) -> str:
+    import json
+
+    return json.dumps(value, default=str)
+
+
+def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str, joint: bool) -> ModelIndex:
+    split = () if joint else {f"model.layers.{i}.self_attn.k_b_proj.weight": 0 for i in range(config.n_layers)}
+    tensors = family.expected_tensors(config, split)
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    moe = config.moe
+    made = Outline(
+        architecture=config.model_type,
+        tensors=tensors,
+        n_layers=config.n_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        n_experts=moe.n_experts if moe else 0,
+        top_k=moe.top_k if moe else 0,
+        kv_elements_per_token=config.kv_elements_per_token,
+        kv_fixed_elements=0,
+    )
+    foreign = [f for f in (formats.experts, formats.dense) if f in PLANNED]
+    why = f"this version does not read {foreign[0]} weights yet; a GGUF of the model runs" if foreign else ""
+    return _index(made, formats, name, why)
+
+
+def _index(made: Outline, formats: Formats, name: str, plan_only: str) -> ModelIndex:
+    return ModelIndex(
+        name=name,
+        architecture=made.architecture,
+        tensors=tuple(_tensor(n, want, formats) for n, want in made.tensors.items()),
+        n_layers=made.n_layers,
+        hidden_size=made.hidden_size,
+        vocab_size=made.vocab_size,
+        max_context=made.max_context,
+        n_experts=made.n_experts,
+        top_k=made.top_k,
+        kv_elements_per_token=made.kv_elements_per_token,
+        kv_fixed_elements=made.kv_fixed_elements,
+        plan_only=plan_only,
+    )
+
+
+def _tensor(name: str, want: Expected, formats: Formats) -> TensorInfo:
+    fmt = {"expert": formats.experts, "dense": formats.dense, "small": "F32"}[want.role]
+    fmt = formats.shell if name in _SHELL else fmt
+    return TensorInfo(name, want.shape, fmt, source_bytes(fmt, want.shape), want.role)
