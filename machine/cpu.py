@@ -25,6 +25,10 @@ class UsableCpus:
     visible: int
     reason: str
     notes: tuple[str, ...]
+    online: frozenset[int]
+    physical_cores: int
+    performance_cores: int
+    threads_per_core: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,10 @@ def usable_cpus(root: Path = Path("/")) -> UsableCpus:
     cpus = tuple(preferred[:count])
     ranked = [*preferred, *(cpu for cpu in one_each if cpu not in preferred), *sorted(allowed)]
     spare = tuple(cpu for cpu in dict.fromkeys(ranked) if cpu not in cpus)
-    return UsableCpus(cpus, spare, len(online), reason, notes)
+    every_fast, _ = _performance_cpus(root, online | allowed)
+    fast_cores = sum(bool(core & every_fast) for core in cores)
+    counts = (len(cores), fast_cores, max(map(len, cores)))
+    return UsableCpus(cpus, spare, len(online), reason, notes, online, *counts)
 
 
 def cpu_model(root: Path = Path("/")) -> str:

@@ -1,4 +1,4 @@
-"""One look at this computer: CPUs, memory, ISA tiers, GPUs. Reads files only; nothing here is measured."""
+"""One look at this computer: CPUs, memory, ISA tiers, GPUs. Reads files only; rates come from `machine.measure`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hetero.machine.cpu import cpu_model, usable_cpus
-from hetero.machine.files import read_text
 from hetero.machine.gpu import TorchDevices, find_gpus
 from hetero.machine.memory import usable_memory
+from hetero.machine.nvml import DriverGpus
+from hetero.machine.topology import huge_pages, hypervisor, kernel_release, topology
 from hetero.machine.types import HeteroError, Machine, TierStatus
 
 
 def probe(
     root: Path = Path("/"),
-    quick: bool = True,
+    quick: bool = False,
     *,
     device: str = "auto",
     torch_devices: Callable[[], TorchDevices] | None = None,
+    driver_gpus: Callable[[], DriverGpus] | None = None,
 ) -> Machine:
-    """The facts about the computer below `root`, in well under a second.
+    """The facts about the computer below `root`, without any measured rate.
 
-    `device="cpu"` never asks torch; otherwise torch is imported, but only where an NVIDIA GPU is present.
-    `quick` is accepted for callers that must not wait; all that is probed today is quick.
+    `quick` never imports torch: GPUs are then those that the driver reports, not those that torch can use.
+    `device="cpu"` asks neither.
     """
     cpus = usable_cpus(root)
     memory = usable_memory(root)
-    gpus = find_gpus(root, ask=device != "cpu", torch_devices=torch_devices)
+    gpus = find_gpus(root, device != "cpu", torch_devices, driver_gpus, use_torch=not quick)
     tiers, isa_tier, isa_reason = _isa()
-    notes = [*cpus.notes, *gpus.notes, *_virtual_notes(root)]
+    layout = topology(root, cpus.online, memory.total)
+    host = hypervisor(root)
+    notes = [*cpus.notes, *gpus.notes, *_virtual_notes(host)]
     if isa_tier is None:
         notes.append(isa_reason)
     return Machine(
@@ -49,6 +53,17 @@ def probe(
         isa_reason=isa_reason,
         gpu_reason=gpus.reason,
         gpu_memory_bytes=gpus.free_bytes,
+        nodes=layout.nodes,
+        sockets=layout.sockets,
+        clustering=layout.clustering,
+        physical_cores=cpus.physical_cores,
+        performance_cores=cpus.performance_cores,
+        threads_per_core=cpus.threads_per_core,
+        cache_bytes=layout.cache_bytes,
+        huge_pages=huge_pages(root),
+        hypervisor=host,
+        kernel=kernel_release(root),
+        devices=gpus.devices,
     )
 
 
@@ -67,12 +82,10 @@ def _isa() -> tuple[tuple[TierStatus, ...], str | None, str]:
     return tiers, chosen, reasons[0] if reasons else ""
 
 
-def _virtual_notes(root: Path) -> list[str]:
-    release = read_text(root / "proc/sys/kernel/osrelease") or read_text(root / "proc/version") or ""
-    if "microsoft" in release.lower():
+def _virtual_notes(host: str) -> list[str]:
+    if host == "WSL":
         return ["WSL: NUMA hidden by WSL, memory and CPUs are those given to the virtual machine"]
-    flags = next((x for x in (read_text(root / "proc/cpuinfo") or "").splitlines() if x.startswith("flags")), "")
-    if "hypervisor" in flags.split():
+    if host:
         return ["virtual machine: the host may hide CPU features and NUMA, and share cores and memory bandwidth"]
     return []
 
