@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := cli machine models engine native
 SOURCES := $(wildcard native/*.h native/src/*.h native/src/*.cpp)
-# The prebuilt CPU build of torch is enough where there is no NVIDIA card; the plain package brings 3 GB of CUDA.
 MODEL ?=
 ARGS ?=
 
