@@ -1,9 +1,11 @@
 """Cancelling, limits, admission and refusals of the engine."""
 
 import pytest
+import torch
 
 from hetero.engine import Done, Engine, Prefill, Sampling, Token
-from hetero.machine.types import UsageError
+from hetero.engine.kvcache import KVCache
+from hetero.machine.types import HardwareError, UsageError
 from tests.tiny import tiny_hf
 
 
@@ -87,3 +89,13 @@ def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(engine):
 def test_prefill_events_count_up_to_the_prompt(engine):
     events = [e for e in engine.generate([3] * 150, endless(1), reuse=False) if isinstance(e, Prefill)]
     assert events[-1].done == events[-1].total == 150
+
+
+def test_a_cache_that_finds_no_memory_is_a_hardware_error(engine, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nand a page of C++ frames")
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(HardwareError, match="KV cache of 128 tokens: DefaultCPUAllocator") as caught:
+        KVCache(engine.model.config, 100, "f32", torch.device("cpu"))
+    assert "\n" not in caught.value.message
