@@ -186,6 +186,7 @@ def progress(label: str) -> Iterator[ProgressCallback]:
 def start_logging() -> None:
     """Send warnings to stderr; `be_verbose` and `log_to` add to that. Forgets an earlier command's settings."""
     logging.captureWarnings(True)
+    logging.raiseExceptions = False  # a log file on a full disk must not print a traceback for every record
     root = logging.getLogger()
     for handler in list(root.handlers):
         if isinstance(handler, (_StderrHandler, logging.FileHandler)):

@@ -29,10 +29,15 @@ class Prepared:
 
     def load(self) -> Engine:
         """Read the weights, with a progress bar on stderr."""
+        from hetero.models.load import load_model, open_model
+        from hetero.native import Kernels
+
+        with output.progress("loading") as progress, contextlib.closing(open_model(self.path)) as source:
+            model = load_model(source, Kernels(self.plan.isa_tier), progress)
+        # Only now, as it imports torch: damaged content has been reported by then.
         from hetero.engine import Engine
 
-        with output.progress("loading") as progress:
-            return Engine.load(self.path, plan=self.plan, progress=progress)
+        return Engine(model, self.plan)
 
     def summary(self) -> str:
         """Name, bytes, tier, threads and context in one line."""

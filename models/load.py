@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def open_model(path: Path) -> Checkpoint | Store:
     path = Path(path)
     if is_store(path):
         return open_store(path)
-    if path.is_dir() and (path / JOURNAL).exists():
+    if os.path.isfile(path / JOURNAL):
         raise ModelError(f"{path} is an unfinished conversion", "run the same hetero convert again to finish it")
     return open_checkpoint(path)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from pathlib import Path
 
 from hetero.machine.types import ModelError, TierError, UsageError
@@ -26,18 +29,34 @@ PICKLE_HINT = "pickles can run code and are never read; use a safetensors or GGU
 
 
 def first_bytes(path: Path, count: int = 64) -> bytes:
-    """The first bytes of a file. Raises UsageError where it is missing or may not be read, TierError on a bad disk."""
+    """The first bytes of a file. Raises UsageError where it is missing or may not be read, TierError on a bad disk.
+
+    Pipes and devices are refused unread: a pipe without a writer would block for ever.
+    """
     try:
-        with path.open("rb") as f:
-            return f.read(count)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", "check the path") from None
-    except PermissionError:
-        raise UsageError(f"{path}: may not be read by this user", "check the file's permissions") from None
-    except IsADirectoryError:
-        raise UsageError(f"{path}: is a directory where a file is needed", "name the model's file") from None
+        # Without O_NONBLOCK even opening a pipe waits for its writer.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            mode = os.fstat(fd).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise UsageError(f"{path}: is a pipe or a device; expected a file", "name the model's own file")
+            return os.read(fd, count)
+        finally:
+            os.close(fd)
     except OSError as e:
-        raise TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk") from None
+        raise _unreadable(path, e) from None
+
+
+def _unreadable(path: Path, e: OSError) -> UsageError | TierError:
+    if isinstance(e, (FileNotFoundError, NotADirectoryError)):
+        return UsageError(f"{path}: no such file", "check the path")
+    if isinstance(e, PermissionError):
+        return UsageError(f"{path}: may not be read by this user", "check the file's permissions")
+    if isinstance(e, IsADirectoryError):
+        return UsageError(f"{path}: is a directory where a file is needed", "name the model's file")
+    if e.errno in (errno.ENXIO, errno.ELOOP, errno.ENAMETOOLONG):  # a socket, a circle of links, no name of a file
+        return UsageError(f"{path}: is no file: {e.strerror}", "check the path")
+    return TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk")
 
 
 def explain(path: Path, head: bytes, wanted: str) -> ModelError:

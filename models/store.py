@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,12 @@ class VerifyReport:
 def is_store(path: Path) -> bool:
     """Whether `path` is a store's directory (or its manifest), complete or not."""
     # A checkpoint's directory may hold some other program's manifest.
-    return path.name == MANIFEST or ((path / MANIFEST).exists() and not (path / "config.json").exists())
+    return path.name == MANIFEST or (_exists(path / MANIFEST) and not _exists(path / "config.json"))
+
+
+def _exists(path: Path) -> bool:
+    """`Path.exists` raises for names that are too long and for folders that may not be searched."""
+    return os.path.exists(path)
 
 
 def open_store(path: Path) -> Store:

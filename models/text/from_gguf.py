@@ -93,18 +93,22 @@ def load(metadata: Mapping[str, Any], vocab_size: int) -> TextModel:
     )
 
 
-def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
-    """An array key as a list; [] where it is absent."""
+def _array(metadata: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> list[Any]:
+    """An array key as a list, its entries of `kind`; [] where it is absent."""
     value = metadata.get(key)
     if value is None:
         return []
     if isinstance(value, str | bytes | int | float):
         raise ModelError(f"the GGUF key {key} is {type(value).__name__}, an array is expected", _HINT)
-    return list(value.tolist() if hasattr(value, "tolist") else value)
+    entries = list(value.tolist() if hasattr(value, "tolist") else value)
+    odd = next((entry for entry in entries if not isinstance(entry, kind)), None)
+    if odd is not None:
+        raise ModelError(f"the GGUF key {key} holds {str(odd)[:40]!r}, which has no place there", _HINT)
+    return entries
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
-    tokens = _array(metadata, "tokenizer.ggml.tokens")
+    tokens = _array(metadata, "tokenizer.ggml.tokens", object)
     if not tokens or not all(isinstance(token, str) for token in tokens):
         raise ModelError("the GGUF file has no usable list of tokens (tokenizer.ggml.tokens)", _HINT)
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
@@ -112,7 +116,7 @@ def _vocabulary(metadata: Mapping[str, Any]) -> _Vocabulary:
         seen: set[str] = set()
         twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
         raise ModelError(f"the GGUF file's vocabulary has the token {twice!r} twice", _HINT)
-    types = _array(metadata, "tokenizer.ggml.token_type") or [1] * len(tokens)
+    types = _array(metadata, "tokenizer.ggml.token_type", int) or [1] * len(tokens)
     if len(types) < len(tokens):
         raise ModelError(f"the GGUF vocabulary has {len(tokens)} tokens but only {len(types)} token types", _HINT)
     return _Vocabulary(tokens, types[: len(tokens)], [])
@@ -134,7 +138,7 @@ def _bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[Callable
             "the GGUF file names no pre-tokenizer (tokenizer.ggml.pre): using 'default', answers may be worse"
         )
     pre = pretokenizer("default" if name is None else str(name))
-    merges = _array(metadata, "tokenizer.ggml.merges")
+    merges = _array(metadata, "tokenizer.ggml.merges", str)
     if not merges:
         raise ModelError("the GGUF file has no merges (tokenizer.ggml.merges) for its byte-level BPE", _HINT)
     pieces = _pieces(vocabulary, "byte-level", strip_first=False)
@@ -145,7 +149,8 @@ def _bpe(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[Callable
 
 
 def _spm(metadata: Mapping[str, Any], vocabulary: _Vocabulary) -> tuple[Callable[[str], list[int]], Pieces, bool]:
-    scores = [float(score) for score in _array(metadata, "tokenizer.ggml.scores")] or [0.0] * len(vocabulary.tokens)
+    scores = [float(score) for score in _array(metadata, "tokenizer.ggml.scores", (int, float))]
+    scores = scores or [0.0] * len(vocabulary.tokens)
     if any(math.isnan(score) for score in scores):
         raise ModelError("the GGUF file's token scores hold NaN (tokenizer.ggml.scores)", _HINT)
     add_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
@@ -160,6 +165,8 @@ def _special_id(metadata: Mapping[str, Any], name: str, vocabulary: _Vocabulary,
     value = metadata.get(key, default)
     if value is None:
         return None
+    if not isinstance(value, int):
+        raise ModelError(f"the GGUF key {key} is {str(value)[:40]!r}; expected a token's number", _HINT)
     if not 0 <= int(value) < len(vocabulary.tokens):
         if key in metadata:
             vocabulary.notes.append(f"{key} = {value} is outside the vocabulary and is ignored")
@@ -170,7 +177,7 @@ def _special_id(metadata: Mapping[str, Any], name: str, vocabulary: _Vocabulary,
 def _declared_stops(metadata: Mapping[str, Any], vocabulary: _Vocabulary, eos: int | None) -> set[int]:
     found = {_special_id(metadata, name, vocabulary, default=None) for name in _STOP_KEYS}
     found.add(eos)
-    listed = {int(token) for token in _array(metadata, "tokenizer.ggml.eos_token_ids")}
+    listed = set(_array(metadata, "tokenizer.ggml.eos_token_ids", int))
     return {token for token in found | listed if token is not None and 0 <= token < len(vocabulary.tokens)}
 
 
@@ -207,7 +214,7 @@ def read_saved(path: Path) -> dict[str, Any]:
     """The keys that `TextModel.save` wrote."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read as JSON ({error})", "convert the model again") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: a JSON object is expected", "convert the model again")

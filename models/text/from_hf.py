@@ -86,7 +86,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # also a file of nothing but brackets
         raise ModelError(f"{path}: cannot be read as JSON ({error})", "download the file again") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: holds {type(found).__name__}, a JSON object is expected", "download the file again")
@@ -148,11 +148,15 @@ def _edges(tokenizer: HfTokenizer, settings: Mapping[str, Any], names: Mapping[s
 def _ids(config: Mapping[str, Any]) -> set[int]:
     """`eos_token_id` of a configuration, one or several, also that of a nested text model."""
     value = config.get("eos_token_id")
-    found = set(value) if isinstance(value, list) else {value}
+    found = _token_ids(value if isinstance(value, list) else [value])
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
         found |= _ids(nested)
-    return {token for token in found if isinstance(token, int) and not isinstance(token, bool)}
+    return found
+
+
+def _token_ids(values: list[Any]) -> set[int]:
+    return {token for token in values if isinstance(token, int) and not isinstance(token, bool)}
 
 
 def _template(directory: Path, settings: Mapping[str, Any], names: Mapping[str, str]) -> ChatTemplate | None:

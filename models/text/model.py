@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -13,12 +12,21 @@ from hetero.machine.types import UsageError
 from hetero.models.text.template import ChatTemplate
 from hetero.models.text.tokenizer import Tokenizer
 
+_USABLE = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 1 << 31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+}
+
 
 def recommended(values: Mapping[str, Any]) -> dict[str, float]:
-    """The sampling parameters of `values` that are finite numbers; files hold null and text there too."""
-    numbers = {name: float(v) for name, v in values.items() if isinstance(v, Real) and not isinstance(v, bool)}
+    """The sampling parameters of `values` that can be used; files hold null, text and impossible numbers there too."""
+    numbers = {name: v for name, v in values.items() if isinstance(v, Real) and not isinstance(v, bool)}
+    usable = {name: v for name, v in numbers.items() if _USABLE[name][0] <= v <= _USABLE[name][1]}  # NaN is not
     # a count is a whole number, whatever type the file has for it
-    return {name: int(v) if name == "top_k" else v for name, v in numbers.items() if math.isfinite(v)}
+    return {name: int(v) if name == "top_k" else float(v) for name, v in usable.items()}
 
 
 @dataclass(frozen=True, slots=True)

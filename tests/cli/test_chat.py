@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import COMMAND, Run, hetero, terminal
+from tests.tiny import random_weights, tiny_config, write_gguf
 
 
 def test_json_has_the_answer_and_its_accounts(run: Run, model: Path) -> None:
@@ -169,3 +170,18 @@ def test_ctrl_c_ends_a_single_answer_with_130(env: dict[str, str], model: Path) 
 def test_no_trace_is_left_by_a_private_answer(env: dict[str, str], model: Path, tmp_path: Path) -> None:
     assert hetero("chat", str(model), "-p", "hi", "-n", "3", "--private", env=env).returncode == 0
     assert not (tmp_path / "state").exists()
+
+
+def test_bad_content_is_reported_before_torch_is_imported(tmp_path: Path, env: dict[str, str]) -> None:
+    config = tiny_config("qwen3moe")
+    weights = random_weights("qwen3moe", config)
+    weights["model.layers.1.mlp.experts.up.weight"][:] = float("nan")
+    path = write_gguf(tmp_path / "nan.gguf", "qwen3moe", config, weights, type="F16")
+    program = (
+        "import sys; from hetero.cli.main import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"
+    )
+    done = subprocess.run(
+        [COMMAND[0], "-c", program, "chat", str(path), "-p", "hi"], env=env, input=b"", capture_output=True, check=False
+    )
+    assert done.stdout == b"False 4\n"
+    assert b"nan.gguf" in done.stderr

@@ -155,3 +155,8 @@ def test_a_terminal_without_colours_gets_no_escape_codes(change: dict[str, str],
     with terminal("chta", env=env | change) as screen:
         assert screen.wait() == 2
         assert "\x1b" not in screen.raw
+
+
+def test_a_log_file_on_a_full_disk_does_not_matter(env: dict[str, str], model: Path) -> None:
+    done = hetero("chat", "--log-file", "/dev/full", str(model), "-p", "hi", "-n", "2", env=env)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -322,3 +323,28 @@ def test_sound_directories_of_these_tests_open(tmp_path: Path) -> None:
 def test_other_files_are_told_apart(tmp_path: Path, name: str, content: bytes, words: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
     refuse(tmp_path / name, *words)
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model-00002-of-00002.safetensors"])
+def test_pipes_and_devices_are_refused_unread(tmp_path: Path, name: str) -> None:
+    path = sharded(tmp_path / "d")
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    refuse(path, name, "pipe or a device", error=UsageError)
+    refuse(Path("/dev/zero"), "pipe or a device", error=UsageError)
+    os.mkfifo(tmp_path / "m.gguf")
+    refuse(tmp_path / "m.gguf", "pipe or a device", error=UsageError)
+
+
+def test_paths_that_can_be_no_file_are_usage_errors(tmp_path: Path) -> None:
+    refuse(Path("a" * 5000), "too long", error=UsageError)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    refuse(tmp_path / "circle", "symbolic links", error=UsageError)
+    (tmp_path / "file").touch()
+    refuse(tmp_path / "file" / "model.gguf", "no such file", error=UsageError)
+
+
+def test_a_shard_of_an_impossible_name_is_missing(tmp_path: Path) -> None:
+    path = sharded(tmp_path / "d")
+    (path / INDEX).write_text((path / INDEX).read_text().replace("model-00002", "m" * 300))
+    refuse(path, "1 of 2 files of the model are missing")

@@ -114,6 +114,7 @@ def test_special_tokens_map_fills_what_the_configuration_lacks(tmp_path: Path) -
         ({"tokenizer_config": {"eos_token": "<tool>"}}, {257, 258}),
         ({"generation_config": {"eos_token_id": None}}, {257}),
         ({"generation_config": {"eos_token_id": [True, 9999]}}, {257}),
+        ({"config": {"eos_token_id": [[7], {}, "x", 8]}}, {8, 257}),
     ],
 )
 def test_stops_are_the_union_of_all_files(tmp_path: Path, files: dict[str, Any], expected: set[int]) -> None:
@@ -138,6 +139,13 @@ def test_sampling_that_the_makers_recommend(tmp_path: Path) -> None:
     found = load(tmp_path).generation
     assert found == {"temperature": 0.6, "top_k": 20}
     assert type(found["top_k"]) is int, "a sampler indexes with it"
+
+
+def test_impossible_recommendations_are_ignored(tmp_path: Path) -> None:
+    for odd in (-1, float("nan"), float("inf"), 1 << 2000, "hot", [1], None, True):
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        write(tmp_path, byte_level(), generation_config=dict.fromkeys(names, odd))
+        assert load(tmp_path).generation == {}
 
 
 def test_padding_rows_are_masked_and_missing_rows_are_noted(tmp_path: Path) -> None:
@@ -194,6 +202,12 @@ def test_absent_and_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read as JSON"):
         load(tmp_path)
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        write(tmp_path, byte_level())
+        (tmp_path / name).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+        with pytest.raises(ModelError, match=name):
+            load(tmp_path)
+        (tmp_path / name).unlink()
     with pytest.raises(ModelError, match="no such directory"):
         load(tmp_path / "absent")
 
