@@ -10,6 +10,8 @@ import numpy.typing as npt
 from hetero.machine.types import ModelError, UsageError
 
 Floats = npt.NDArray[np.float32]
+_FIRST_LOOK = 64
+"""Likeliest tokens among which top-p is first looked for: with most models it ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +69,47 @@ class Sampler:
             )
         if self.sampling.temperature == 0.0:
             return best
-        order, probabilities = self._candidates(logits)
-        point = self._rng.random() * probabilities.sum()
-        index = int(np.searchsorted(np.cumsum(probabilities), point, side="right"))
-        return int(order[min(index, len(order) - 1)])
+        ids, weights = self._candidates(logits)
+        up_to = np.cumsum(weights, dtype=np.float64)
+        index = int(np.searchsorted(up_to, self._rng.random() * up_to[-1], side="right"))
+        return int(ids[min(index, len(ids) - 1)])
 
     def _penalised(self, logits: Floats) -> Floats:
         penalty = np.float32(self.sampling.repetition_penalty)
         changed = np.where(logits > 0, logits / penalty, logits * penalty)
         return np.where(self._seen, changed, logits)
 
-    def _candidates(self, logits: Floats) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Tokens in falling order of probability, cut by top-k, then top-p, then min-p, with their probabilities."""
+    def _candidates(self, logits: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+        """Tokens left by top-k, then top-p, then min-p, and their probabilities up to a common factor.
+
+        Sorting a whole vocabulary takes longer than a small model's step, so only what may stay is ever sorted.
+        """
         s = self.sampling
-        scaled = logits.astype(np.float64) / s.temperature
-        if 0 < s.top_k < len(scaled):
-            best = np.argpartition(-scaled, s.top_k - 1)[: s.top_k]
-        else:
-            best = np.arange(len(scaled))
-        order = best[np.lexsort((best, -scaled[best]))]
-        p = np.exp(scaled[order] - scaled[order[0]])
-        p /= p.sum()
-        keep = np.cumsum(p) - p < s.top_p  # the token that crosses top-p stays
-        keep &= p >= s.min_p * p[0]
-        keep[0] = True
-        return order[keep], p[keep]
+        ids = np.arange(len(logits))
+        if 0 < s.top_k < len(logits):
+            ids = np.argpartition(logits, -s.top_k)[-s.top_k :]
+        kept = logits[ids]
+        # float32 has no smaller temperature whose quotients are numbers; this one is greedy already
+        with np.errstate(over="ignore"):
+            weights = np.exp((kept - kept.max()) / max(s.temperature, 1e-30))
+        if s.top_p < 1.0:
+            ids, weights = _nucleus(ids, weights, s.top_p)
+        keep = (weights > 0) & (weights >= s.min_p * weights.max())
+        return ids[keep], weights[keep]
+
+
+def _nucleus(ids: npt.NDArray[np.int64], weights: Floats, top_p: float) -> tuple[npt.NDArray[np.int64], Floats]:
+    """The fewest tokens whose share of all weights reaches `top_p`, the likeliest first; at least one."""
+    wanted, count = top_p * weights.sum(dtype=np.float64), _FIRST_LOOK
+    part = np.arange(len(weights))
+    while count < len(weights):
+        best = np.argpartition(weights, -count)[-count:]
+        if weights[best].sum(dtype=np.float64) > wanted:
+            part = best
+            break
+        count *= 8
+    order = part[np.lexsort((ids[part], -weights[part]))]
+    before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
+    keep = before < wanted  # the token that crosses top-p stays
+    keep[0] = True
+    return ids[order[keep]], weights[order[keep]]

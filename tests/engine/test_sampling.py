@@ -40,6 +40,25 @@ def test_top_p_keeps_the_token_that_crosses_it():
     assert found[1] > 0
 
 
+@pytest.mark.parametrize("top_p", [0.0, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+@pytest.mark.parametrize("top_k", [0, 300])
+def test_top_p_of_a_large_vocabulary_is_what_a_full_sort_gives(top_p, spread, top_k):
+    logits = (np.random.default_rng(0).standard_normal(5000) * spread).astype(np.float32)
+    order = np.argsort(-logits)[: top_k or None]
+    p = np.exp(logits[order].astype(np.float64))
+    p /= p.sum()
+    expected = order[: max(1, int((np.cumsum(p) - p < top_p).sum()))]
+    ids, weights = Sampler(Sampling(temperature=1.0, top_p=top_p, top_k=top_k), 5000)._candidates(logits)
+    assert set(ids.tolist()) == set(expected.tolist())
+    assert np.allclose(weights / weights.sum(), p[: len(ids)] / p[: len(ids)].sum(), atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-40, 1e-6])
+def test_a_tiny_temperature_is_greedy(temperature):
+    assert Sampler(Sampling(temperature=temperature, seed=1), 5).choose(LOGITS[::-1].copy()) == 4
+
+
 def test_min_p_is_relative_to_the_best():
     found = frequencies(Sampling(temperature=1.0, min_p=0.2, seed=5))
     assert found[3:].sum() == 0
