@@ -26,6 +26,7 @@ from hetero.models.families.common import (
     shell_tensors,
 )
 from hetero.models.rope import softmax_mscale
+from hetero.native.formats import TILE_ROWS
 
 if TYPE_CHECKING:
     import torch
@@ -183,6 +184,9 @@ def _mla_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], where: str) -
     key_length = k.integer(f"attention.key_length{suffix}")
     if key_length <= rope_dim:
         raise k.fail(f"attention.key_length{suffix}", str(key_length), f"more than rope.dimension_count ({rope_dim})")
+    for key in ("attention.kv_lora_rank", f"attention.value_length{suffix}") if split else ():
+        if k.integer(key) % TILE_ROWS:  # the products of a head are whole tiles of its matrix
+            raise k.fail(key, str(k.integer(key)), f"a multiple of {TILE_ROWS}")
     return MlaConfig(
         q_lora_rank=q_lora,
         kv_lora_rank=k.integer("attention.kv_lora_rank"),

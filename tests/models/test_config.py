@@ -320,6 +320,13 @@ def test_gguf_deepseek_without_query_latent_is_known_by_its_tensors(tmp_path: Pa
         assert "model.layers.0.self_attn.q_proj.weight" in c
 
 
+@pytest.mark.parametrize("width", ["v_head_dim", "kv_lora_rank"])
+def test_gguf_latent_widths_that_the_kernels_cannot_split_are_refused(tmp_path: Path, width: str) -> None:
+    path = tiny_gguf("deepseek2", tmp_path / "m.gguf", **{width: 24})
+    with pytest.raises(ModelError, match="is 24; expected a multiple of 16"):
+        open_checkpoint(path)
+
+
 def test_gguf_gating_is_told_by_the_correction_bias_where_the_key_is_missing(tmp_path: Path) -> None:
     path = tiny_gguf("deepseek2", tmp_path / "m.gguf", metadata={"deepseek2.expert_gating_func": 0})
     with open_checkpoint(path) as c:
