@@ -23,10 +23,10 @@ _USABLE = {
 
 def recommended(values: Mapping[str, Any]) -> dict[str, float]:
     """The sampling parameters of `values` that can be used; files hold null, text and impossible numbers there too."""
-    numbers = {name: v for name, v in values.items() if isinstance(v, Real) and not isinstance(v, bool)}
+    numbers = {name: float(v) for name, v in values.items() if isinstance(v, Real) and not isinstance(v, bool)}
     usable = {name: v for name, v in numbers.items() if _USABLE[name][0] <= v <= _USABLE[name][1]}  # NaN is not
     # a count is a whole number, whatever type the file has for it
-    return {name: int(v) if name == "top_k" else float(v) for name, v in usable.items()}
+    return {name: int(v) if name == "top_k" else v for name, v in usable.items()}
 
 
 @dataclass(frozen=True, slots=True)
