@@ -48,7 +48,7 @@ struct MoeJob {
         const int64_t tiles = ceil_div(bank->hidden, kRows);
         strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
         strip_stride = strip * kRows;
-        columns = arena->take<float>(pool->n * slots * strip_stride);
+        columns = arena->take<float>(max64(pool->n * slots * strip_stride, slots * tiles * kRows));
     }
 
     // Counting sort of the slots by expert; within an expert pairs stay in token order.
@@ -139,16 +139,36 @@ struct MoeJob {
                                                 y + first * strip_stride + (t - begin) * kRows, strip_stride);
         }
         const int64_t column = begin * kRows, count = min64(bank->hidden, end * kRows) - column;
-        for (int64_t t = 0; t < n_tokens; t++) merge(t, out + t * bank->hidden + column, count, y);
+        for (int64_t t = 0; t < n_tokens; t++) merge(t, out + t * bank->hidden + column, count, y, strip_stride);
     }
 
-    void merge(int64_t token, float *to, int64_t count, const float *y) const {
+    void merge(int64_t token, float *to, int64_t count, const float *y, int64_t stride) const {
         memset(to, 0, size_t(count) * sizeof(float));
         for (int64_t slot = token * top_k; slot < (token + 1) * top_k; slot++) {
             if (pair_of[slot] < 0) continue;
-            const float *from = y + pair_of[slot] * strip_stride, w = weights[slot];
+            const float *from = y + pair_of[slot] * stride, w = weights[slot];
             for (int64_t c = 0; c < count; c++) to[c] += w * from[c];
         }
+    }
+
+    // Few pairs: the experts' down tiles as one stream, so that memory is read in long runs. Values go to `columns`
+    // [n_pairs, whole tiles of hidden] and are merged afterwards.
+    static void run_down_stream(void *context, int) {
+        const auto *job = static_cast<MoeJob *>(context);
+        const int64_t tiles = ceil_div(job->bank->hidden, kRows), all = job->n_active * tiles;
+        for (int64_t i, end; next_run(job->pool, all, all, &i, &end);)
+            for (; i < end; i++) {
+                const int32_t e = job->active[i / tiles];
+                const int64_t first = job->offsets[e], tile = i % tiles;
+                kTileKernels[job->bank->down_format](
+                    job->expert(e) + job->bank->down_offset + tile * job->down_tile, job->bank->inter, job->hidden,
+                    first, job->load(e), job->columns + first * tiles * kRows + tile * kRows, tiles * kRows);
+            }
+    }
+
+    void merge_stream() {
+        const int64_t stride = round_up(bank->hidden, kRows);
+        for (int64_t t = 0; t < n_tokens; t++) merge(t, out + t * bank->hidden, bank->hidden, columns, stride);
     }
 
     static void run_down(void *context, int worker) {
@@ -173,7 +193,12 @@ struct MoeJob {
         sort();
         prepare_activations();
         if (n_pairs) pool_run(pool, run_gate_up, this);
-        pool_run(pool, run_down, this);
+        if (!few) {
+            pool_run(pool, run_down, this);
+            return HETERO_OK;
+        }
+        pool_run(pool, run_down_stream, this);
+        merge_stream();
         return HETERO_OK;
     }
 
