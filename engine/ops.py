@@ -25,6 +25,7 @@ class Experts:
 
     def __call__(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Weighted sum of the chosen experts for x [T, hidden], ids int32 and weights float32 [T, k]."""
+        assert (x.dtype, ids.dtype, weights.dtype) == (torch.float32, torch.int32, torch.float32)
         host, chosen, scale = (a.to("cpu").contiguous() for a in (x, ids, weights))
         out = torch.empty_like(host)
         tokens, top_k = chosen.shape

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from hetero.models.load import Model
 from hetero.models.rope import rotate
-from hetero.native import Kernels, PackedMatrix, Pool
+from hetero.native import Kernels, PackedMatrix, Pool, allocate, packed_bytes
 from hetero.native.prepared import PreparedLinear, PreparedNorm, linear_heads
 
 
@@ -32,7 +33,7 @@ class DenseOwner(Protocol):
         """Rows of the embedding for ids int64 [T], float32 [T, hidden]."""
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
-        """x times each matrix transposed, plus its bias where it has one: float32 [T, n] each."""
+        """x times each matrix (or router) transposed, plus its bias where it has one: float32 [T, n] each."""
 
     def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
         """x float32 [T, H, k], head by head times the matrix `name`.weight [H, n, k]: [T, H, n]; None without it."""
@@ -77,6 +78,7 @@ class NativeOwner:
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         key = tuple(names)
         prepared = self._linears.get(key) or self._prepare(key)
+        assert x.dtype is torch.float32
         x = x.contiguous()
         tokens = x.shape[0]
         outs = [torch.empty(tokens, width) for width in prepared.widths]
@@ -84,11 +86,19 @@ class NativeOwner:
         return outs
 
     def _prepare(self, names: tuple[str, ...]) -> PreparedLinear:
-        matrices = [self._model.matrices[name + ".weight"] for name in names]
+        matrices = [self._model.matrices.get(name + ".weight") or self._pack(name + ".weight") for name in names]
         biases = [self._small.get(name + ".bias") for name in names]
         addresses = [0 if bias is None else bias.data_ptr() for bias in biases]
         self._linears[names] = prepared = PreparedLinear(self._kernels, matrices, addresses)
         return prepared
+
+    def _pack(self, name: str) -> PackedMatrix:
+        """A small matrix, which is a router, in float32 tiles."""
+        values = self._model.small[name]
+        n, k = values.shape
+        data = allocate(packed_bytes("F32", n, k))
+        self._kernels.pack("F32", values.view(np.uint8), n, k, out=data)
+        return PackedMatrix("F32", n, k, data, (n, k))
 
     def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
         matrix = self._model.matrices.get(name + ".weight")
@@ -151,7 +161,12 @@ class TorchOwner:
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         cast = x.to(self._dtype)
-        outs = [F.linear(cast, self._weights[name + ".weight"]).float() for name in names]
+        outs = []
+        for name in names:
+            weight = self._weights.get(name + ".weight")
+            # routers are small tensors and stay in float32: a rounded score chooses another expert
+            router = self._small.get(name + ".weight") if weight is None else None
+            outs.append(F.linear(cast, weight).float() if router is None else F.linear(x, router))
         biases = [self._small.get(name + ".bias") for name in names]
         return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
 

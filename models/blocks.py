@@ -70,15 +70,11 @@ def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops) -> torch.Tensor:
 
 def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
     """A layer's MLP on the normed x [T, hidden]: routed and shared experts, or the dense one."""
-    import torch.nn.functional as F
-
     prefix = f"model.layers.{layer}.mlp."
     if config.moe is None or not config.is_moe_layer(layer):
         return dense_mlp(prefix, x, ops)
-    router = ops.small(prefix + "gate.weight")
-    assert router is not None
     bias = ops.small(prefix + "gate.e_score_correction_bias") if config.moe.correction_bias else None
-    ids, weights = route(F.linear(x, router), config.moe, bias)
+    ids, weights = route(ops.linear(prefix + "gate", x), config.moe, bias)
     out = ops.experts(layer, x, ids, weights)
     if config.moe.shared_intermediate_size:
         out += dense_mlp(prefix + "shared_experts.", x, ops)

@@ -34,6 +34,22 @@ def route(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tu
     import torch
 
     logits = logits.float()
+    if moe.scoring == "softmax" and moe.norm_topk and moe.n_group == 1 and bias is None:
+        # softmax, top-k, renormalise: the same as a softmax over the k best logits
+        best, ids = logits.topk(moe.top_k, dim=-1)
+        weights = torch.softmax(best, dim=-1)
+    else:
+        ids, weights = _by_scores(logits, moe, bias)
+    if moe.scaling != 1.0:
+        weights = weights * moe.scaling
+    return ids.to(torch.int32), weights
+
+
+def _by_scores(
+    logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
     scores = logits.sigmoid() if moe.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
     choice = scores if bias is None else scores + bias
     if moe.n_group > 1:
@@ -42,6 +58,4 @@ def route(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tu
     weights = scores.gather(1, ids)
     if moe.norm_topk:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    if moe.scaling != 1.0:
-        weights = weights * moe.scaling
-    return ids.to(torch.int32), weights
+    return ids, weights

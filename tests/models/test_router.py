@@ -30,9 +30,7 @@ def reference(logits, moe, bias):
     return dict(zip(order, weights * moe.scaling, strict=True))
 
 
-GRID = list(
-    itertools.product(["softmax", "sigmoid"], [None, 0.0, 12.0, 35.0, -3.0], [True, False], [1.0, 2.5], [1, 4])
-)
+GRID = list(itertools.product(["softmax", "sigmoid"], [None, 0.0, 12.0, 35.0, -3.0], [True, False], [1.0, 2.5], [1, 4]))
 
 
 @pytest.mark.parametrize(("scoring", "offset", "norm", "scaling", "groups"), GRID)
