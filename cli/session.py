@@ -26,6 +26,7 @@ class Prepared:
     machine: Machine
     plan: Plan
     is_demo: bool
+    request: PlanRequest
 
     def load(self) -> Engine:
         """Read the weights, with a progress bar on stderr."""
@@ -61,16 +62,20 @@ def prepare(model: str | None, request: PlanRequest) -> Prepared:
     path = _path(model)
     with contextlib.closing(open_model(path)) as source:
         index = source.index
+    from hetero.cli.rates import with_known_rates
     from hetero.machine.plan import plan as make_plan
     from hetero.machine.probe import probe
 
-    machine = probe(device=request.device)
-    return Prepared(path, index, machine, make_plan(index, machine, request), model is None)
+    machine = with_known_rates(probe(device=request.device))
+    return Prepared(path, index, machine, make_plan(index, machine, request), model is None, request)
 
 
 def show_plan(prepared: Prepared, as_json: bool) -> None:
     """The end of `--dry-run`: the plan, and exit code 3 when it does not fit."""
-    plan_view.show(prepared.index, prepared.machine, prepared.plan, as_json)
+    from hetero.machine.advice import Case
+
+    case = Case(prepared.index, prepared.machine, prepared.request)
+    plan_view.show(case, prepared.plan, as_json, inputs={"model": str(prepared.path), "machine": {}})
     if not prepared.plan.fits:
         raise typer.Exit(3)
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hetero.machine.types import LedgerLine, ModelError, ModelIndex, Placement, TensorInfo
-from hetero.native import expert_bytes, packed_bytes
+from hetero.machine.traffic import expert_layers, one_expert_bytes, with_formats
+from hetero.machine.types import LedgerLine, ModelIndex, Placement, TensorInfo
+from hetero.native.widths import matrix_bytes
 
 KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 PAGE_TOKENS = 64
@@ -25,14 +26,17 @@ class Shape:
     context: int
     kv_dtype: str
     prefill_chunk: int
+    packed_on_gpu: bool = False
+    """Dense matrices keep their format on a GPU, instead of being unpacked to bf16."""
 
 
 def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = None) -> tuple[LedgerLine, ...]:
     """One line per part and device. `expert_format` counts the experts as if converted to it."""
     dense = shape.placement.dense
+    index = with_formats(index, expert_format, None)
     lines = [
-        LedgerLine(shape.placement.experts, "experts", experts_bytes(index, expert_format), "file"),
-        LedgerLine(dense, "dense", dense_bytes(index, on_gpu=dense != "cpu"), "file"),
+        LedgerLine(shape.placement.experts, "experts", experts_bytes(index), "file"),
+        LedgerLine(dense, "dense", dense_bytes(index, on_gpu=dense != "cpu" and not shape.packed_on_gpu), "file"),
         LedgerLine(dense, "small", small_bytes(index), "file"),
         LedgerLine(dense, "kv cache", kv_bytes(index, shape.context, shape.kv_dtype), "file"),
         LedgerLine(dense, "activations", activation_bytes(index, shape.prefill_chunk), "assumed"),
@@ -41,28 +45,16 @@ def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = Non
     ]
     if joint := joint_bytes(index):
         lines.append(LedgerLine(dense, "kv_b halves", joint, "file"))
-    if dense != "cpu":
+    if dense != "cpu" and not shape.packed_on_gpu:
         lines.append(LedgerLine("cpu", "dense, packed", dense_bytes(index), "file"))
+    if dense != "cpu":
         lines.append(LedgerLine(dense, "cuda context", CUDA_CONTEXT_BYTES, "assumed"))
     return tuple(lines)
 
 
-def experts_bytes(index: ModelIndex, format: str | None = None) -> int:
+def experts_bytes(index: ModelIndex) -> int:
     """Packed bytes of all routed experts, each padded to its extent; all of them, not only the active ones."""
-    by_name = {info.name: info for info in _of_role(index, "expert")}
-    total = 0
-    for name, gate in by_name.items():
-        if not name.endswith(".gate.weight"):
-            continue
-        base = name.removesuffix("gate.weight")
-        try:
-            up, down = by_name[base + "up.weight"], by_name[base + "down.weight"]
-        except KeyError as error:
-            raise ModelError(f"{index.name}: {name} has no companion {error}") from None
-        n_experts, inter, hidden = gate.shape
-        formats = (format or gate.format, format or up.format, format or down.format)
-        total += n_experts * expert_bytes(*formats, hidden, inter)
-    return total
+    return sum(layer[0].shape[0] * one_expert_bytes(layer) for layer in expert_layers(index))
 
 
 def dense_bytes(index: ModelIndex, on_gpu: bool = False) -> int:
@@ -74,7 +66,7 @@ def dense_bytes(index: ModelIndex, on_gpu: bool = False) -> int:
     if on_gpu:
         size = 4 if all(info.format == "F32" for info in dense) else 2
         return size * sum(math.prod(info.shape) for info in dense)
-    return sum(packed_bytes(info.format, math.prod(info.shape[:-1]), info.shape[-1]) for info in dense)
+    return sum(matrix_bytes(info.format, math.prod(info.shape[:-1]), info.shape[-1]) for info in dense)
 
 
 def joint_bytes(index: ModelIndex) -> int:
@@ -89,9 +81,9 @@ def small_bytes(index: ModelIndex) -> int:
 
 
 def kv_bytes(index: ModelIndex, context: int, kv_dtype: str) -> int:
-    """The KV cache of one request of `context` tokens, in whole pages."""
+    """The KV cache of one request of `context` tokens, in whole pages, with its windows and recurrent states."""
     pages = -(-context // PAGE_TOKENS)
-    return pages * PAGE_TOKENS * index.kv_elements_per_token * KV_BYTES[kv_dtype]
+    return (pages * PAGE_TOKENS * index.kv_elements_per_token + index.kv_fixed_elements) * KV_BYTES[kv_dtype]
 
 
 def activation_bytes(index: ModelIndex, chunk: int) -> int:

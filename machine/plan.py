@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hetero.machine import estimate
 from hetero.machine.ledger import KV_BYTES, PAGE_TOKENS, Shape, all_f32, experts_bytes, make_ledger
+from hetero.machine.speeds import speeds
+from hetero.machine.traffic import expert_layers, one_expert_bytes, traffic, with_formats
 from hetero.machine.types import (
+    Estimate,
     HardwareError,
+    HotExperts,
     LedgerLine,
     Machine,
     ModelIndex,
@@ -17,17 +22,20 @@ from hetero.machine.types import (
     UsageError,
 )
 from hetero.machine.units import size_text
+from hetero.native.widths import runs
 
 DEFAULT_CONTEXT = 8192
 SMALLEST_CONTEXT = 512
 """Below this a chat is no use; a context that hetero chooses itself is never smaller."""
 PREFILL_CHUNK = 512
+GPU_CHUNK = 2048
+"""Of a GPU that keeps dense matrices packed: many tokens for each expert that is read."""
 _SMALLER = (("Q8_0", "q8"), ("Q4_0", "q4"))
 """Formats that `convert --experts` can make, largest first."""
 
 
 def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
-    """The one estimator: placement, CPUs, context and a ledger of bytes per device.
+    """The one estimator: placement, CPUs, context, a ledger of bytes per device, and tokens per second.
 
     Raises UsageError for a request that no machine could meet, HardwareError (exit 3) if there are no kernels, no
     such device, or, without `request.force`, not enough memory.
@@ -35,13 +43,14 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     if machine.isa_tier is None:
         raise HardwareError(machine.isa_reason or "no native kernels for this CPU", "hetero probe shows every tier")
     cpus, notes = _threads(machine, request.threads)
+    index = with_formats(index, request.experts, request.dense)
     kv_dtype = _kv_dtype(index, request.kv_dtype)
     context, context_notes = _wanted_context(index, request)
     notes += context_notes
-    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK)
+    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed_on_gpu=request.dense is not None)
     shape, device_notes = _place(index, machine, request, shape)
     notes += device_notes
-    room = _room(machine, shape.placement)
+    room = _room(machine, shape.placement, request.reserve)
     if request.context is None:
         shape = _shrink(index, shape, room)
         if shape.context < context:
@@ -49,9 +58,11 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     ledger = make_ledger(index, shape)
     short = _shortfalls(ledger, room)
     if short and not request.force:
-        raise _refusal(index, machine, shape, ledger, short)
+        raise _refusal(index, machine, shape, ledger, short, room)
     if short:
         notes += [_short_text(machine, ledger, short, room) + " (forced)"]
+    notes += _readiness(index, shape)
+    prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(index, short))
     return Plan(
         placement=shape.placement,
         isa_tier=machine.isa_tier,
@@ -63,7 +74,68 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         memory_bytes=machine.memory_bytes,
         fits=not short,
         notes=tuple(notes),
+        prefill=prefill,
+        decode=decode,
+        hot_experts=_hot_experts(index, shape, ledger, room),
+        missing=tuple(short.items()),
     )
+
+
+def _readiness(index: ModelIndex, shape: Shape) -> list[str]:
+    """What this version cannot do yet of what is planned, one sentence each."""
+    notes = []
+    foreign = sorted({info.format for info in index.tensors if not runs(info.format)})
+    if index.plan_only and (foreign or not index.plan_only.startswith("this version does not read")):
+        notes.append(f"plan only: {index.plan_only}")
+    elif foreign:
+        notes.append(f"plan only: this version has no kernels for {', '.join(foreign)}")
+    if shape.packed_on_gpu and shape.placement.dense != "cpu":
+        notes.append(
+            "plan only: this version unpacks dense matrices to bf16 on a GPU; here they keep their format "
+            "and run from CUDA graphs"
+        )
+    return notes
+
+
+def _missed(index: ModelIndex, short: Mapping[str, int]) -> float:
+    """The share of the experts that would have to come from the disk for want of memory."""
+    experts = experts_bytes(index) if "cpu" in short else 0
+    return min(1.0, short["cpu"] / experts) if experts else 0.0
+
+
+def _estimates(
+    index: ModelIndex, machine: Machine, request: PlanRequest, shape: Shape, threads: int, missed: float
+) -> tuple[Estimate, Estimate]:
+    """Prefill and decode, scaled by what earlier runs on this machine showed."""
+    depth = shape.context // 2 if request.depth is None else request.depth
+    prompt = min(shape.prefill_chunk, shape.context) if request.prompt is None else request.prompt
+    if depth < 0 or prompt < 1:
+        raise UsageError(f"a prompt of {prompt} tokens after {depth} cannot be", "give at least one token")
+    on_gpu = shape.placement.dense != "cpu"
+    load = estimate.Load(on_gpu, shape.packed_on_gpu, KV_BYTES[shape.kv_dtype], missed, shape.prefill_chunk)
+    made, rates = traffic(index), speeds(machine, threads)
+    reading = estimate.prefill(index, made, load, rates, prompt)
+    writing = estimate.decode(index, made, load, rates, depth)
+    return _scaled(reading, request.calibration[0]), _scaled(writing, request.calibration[1])
+
+
+def _scaled(found: Estimate, by: float) -> Estimate:
+    return found if by == 1.0 else replace(found, low=found.low * by, likely=found.likely * by, high=found.high * by)
+
+
+def _hot_experts(
+    index: ModelIndex, shape: Shape, ledger: tuple[LedgerLine, ...], room: Mapping[str, int]
+) -> HotExperts | None:
+    """The experts that the GPU's spare memory could hold, as many of each layer; their share of reads is even."""
+    device = shape.placement.dense
+    layers = expert_layers(index)
+    if device == "cpu" or not layers or device not in room:
+        return None
+    spare = room[device] - _needed(ledger, device)
+    of = sum(layer[0].shape[0] for layer in layers)
+    count = min(of, max(0, spare) // max(one_expert_bytes(layer) for layer in layers))
+    each = experts_bytes(index) / of
+    return HotExperts(count, of, int(count * each), count / of) if count else None
 
 
 def _threads(machine: Machine, wanted: int | None) -> tuple[tuple[int, ...], list[str]]:
@@ -117,22 +189,23 @@ def _place(index: ModelIndex, machine: Machine, request: PlanRequest, shape: Sha
         )
     if request.device == "cpu" or not machine.gpus:
         return shape, []
-    on_gpu = replace(shape, placement=Placement(dense="cuda"))
+    chunk = GPU_CHUNK if shape.packed_on_gpu else shape.prefill_chunk
+    on_gpu = replace(shape, placement=Placement(dense="cuda"), prefill_chunk=chunk)
     if request.device == "cuda":
         return on_gpu, []
     smallest = replace(on_gpu, context=min(shape.context, request.context or SMALLEST_CONTEXT))
-    room = _room(machine, on_gpu.placement)
+    room = _room(machine, on_gpu.placement, request.reserve)
     if "cuda" in _shortfalls(make_ledger(index, smallest), room):
         return shape, [f"everything on the CPU: the dense parts do not fit in {size_text(room['cuda'])} of GPU memory"]
     return on_gpu, []
 
 
-def _room(machine: Machine, placement: Placement) -> dict[str, int]:
-    """Bytes free per device, for the devices whose memory is known."""
+def _room(machine: Machine, placement: Placement, reserve: int | None) -> dict[str, int]:
+    """Bytes free per device, for the devices whose memory is known, less what is to be left alone."""
     room = {"cpu": machine.memory_bytes}
     if placement.dense != "cpu" and machine.gpu_memory_bytes:
         room[placement.dense] = machine.gpu_memory_bytes[0]
-    return room
+    return {device: free - (reserve or 0) for device, free in room.items()}
 
 
 def _shortfalls(ledger: tuple[LedgerLine, ...], room: Mapping[str, int]) -> dict[str, int]:
@@ -162,9 +235,13 @@ def _shrink(index: ModelIndex, shape: Shape, room: Mapping[str, int], floor: int
 
 
 def _refusal(
-    index: ModelIndex, machine: Machine, shape: Shape, ledger: tuple[LedgerLine, ...], short: Mapping[str, int]
+    index: ModelIndex,
+    machine: Machine,
+    shape: Shape,
+    ledger: tuple[LedgerLine, ...],
+    short: Mapping[str, int],
+    room: Mapping[str, int],
 ) -> HardwareError:
-    room = _room(machine, shape.placement)
     hint = _remedy(index, shape, room, short)
     return HardwareError(f"{index.name} does not fit: {_short_text(machine, ledger, short, room)}", hint)
 
@@ -201,8 +278,8 @@ def _smaller_formats(index: ModelIndex) -> list[tuple[str, str]]:
     found = []
     for format, name in _SMALLER:
         try:
-            smaller = experts_bytes(index, format) < now
-        except ValueError:
+            smaller = experts_bytes(with_formats(index, format, None)) < now
+        except UsageError:
             continue
         if smaller:
             found.append((format, name))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo
-from hetero.native.widths import PLANNED, source_bytes
 from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
 from hetero.models.families.unsupported import NEEDS_HF
 from hetero.models.plan_only import ARCHITECTURES, Outline, outline
+from hetero.native.widths import PLANNED, source_bytes
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _SHELL = ("model.embed_tokens.weight", "lm_head.weight")

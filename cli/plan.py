@@ -1,0 +1,124 @@
+"""`hetero plan`: does it fit, how fast will it be, and what would help, before anything is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hetero.cli import options
+from hetero.cli.planned import Said, machine_of
+from hetero.machine.types import PlanRequest, UsageError
+
+Text = str | None
+_TEXT = {"show_default": False}
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A card (deepseek-r1), a checkpoint, store, config.json, https://….gguf or hf:ORG/REPO.",
+            show_default=False,
+        ),
+    ] = None,
+    machine: Annotated[
+        Path | None, typer.Option("--machine", metavar="FILE", help="A file of `hetero probe --json`.", **_TEXT)
+    ] = None,
+    ram: Annotated[Text, typer.Option("--ram", metavar="512G", help="Memory that may be used.", **_TEXT)] = None,
+    vram: Annotated[Text, typer.Option("--vram", metavar="24G", help="The GPU's memory; 0: no GPU.", **_TEXT)] = None,
+    gpu: Annotated[Text, typer.Option("--gpu", metavar="NAME", help='Such as "RTX 5090".', **_TEXT)] = None,
+    bandwidth: Annotated[
+        Text, typer.Option("--bandwidth", metavar="400GB/s", help="What all cores read of memory.", **_TEXT)
+    ] = None,
+    ram_speed: Annotated[
+        int | None, typer.Option("--ram-speed", metavar="4800", help="MT/s, with --channels.", **_TEXT)
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option("--channels", metavar="8", help="Memory channels of a socket.", **_TEXT)
+    ] = None,
+    pcie: Annotated[Text, typer.Option("--pcie", metavar="25GB/s", help="Copies to the GPU.", **_TEXT)] = None,
+    isa: Annotated[Text, typer.Option("--isa", metavar="amx", help="generic, avx2, avx512 or amx.", **_TEXT)] = None,
+    cores: Annotated[int | None, typer.Option("--cores", metavar="36", help="Of a socket.", **_TEXT)] = None,
+    sockets: Annotated[int | None, typer.Option("--sockets", metavar="2", help="CPU sockets.", **_TEXT)] = None,
+    ssd: Annotated[Text, typer.Option("--ssd", metavar="6GB/s", help="Reads of the disk.", **_TEXT)] = None,
+    context: Annotated[Text, typer.Option("--context", "-c", metavar="N", help="Tokens; 32k is fine.", **_TEXT)] = None,
+    kv_dtype: options.KvDtype = "auto",
+    experts: Annotated[
+        Text, typer.Option("--experts", metavar="q4", help="Format to count experts in.", **_TEXT)
+    ] = None,
+    dense: Annotated[Text, typer.Option("--dense", metavar="q8", help="Format of the dense part.", **_TEXT)] = None,
+    reserve: Annotated[
+        Text, typer.Option("--reserve", metavar="2G", help="Memory to leave alone on each device.", **_TEXT)
+    ] = None,
+    threads: options.Threads = None,
+    device: options.Device = "auto",
+    depth: Annotated[
+        Text, typer.Option("--depth", metavar="N", help="Decode after N tokens; by default half the context.", **_TEXT)
+    ] = None,
+    prompt: Annotated[Text, typer.Option("--prompt", metavar="N", help="Prompt tokens to read.", **_TEXT)] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show every formula, its inputs and their origin.")
+    ] = False,
+    target_tps: Annotated[
+        float | None, typer.Option("--target-tps", metavar="X", help="What change decodes X tokens/s?", **_TEXT)
+    ] = None,
+    sweep: Annotated[
+        Text, typer.Option("--sweep", metavar="NAME=A..B", help="A curve, such as context=4k..128k.", **_TEXT)
+    ] = None,
+    force: options.Force = False,
+    json: options.Json = False,
+    verbose: options.Verbose = False,
+    log_file: options.LogFile = None,
+) -> None:
+    """Say whether a model fits and how fast it will be, without downloading or loading it."""
+    from hetero.cli import plan_more, plan_view
+    from hetero.machine import quantities
+    from hetero.machine.advice import Case
+    from hetero.models.describe import describe
+    from hetero.native.widths import format_name
+
+    said = Said(machine, ram, vram, bandwidth, pcie, isa, cores, sockets, ssd, ram_speed, channels, gpu)
+    request = PlanRequest(
+        device=device,
+        threads=threads,
+        context=None if context is None else quantities.parse_tokens(context, "--context"),
+        kv_dtype=kv_dtype,
+        force=force,
+        experts=None if experts is None else format_name(experts),
+        dense=None if dense is None else format_name(dense),
+        reserve=None if reserve is None else quantities.parse_bytes_or_zero(reserve, "--reserve"),
+        depth=None if depth is None else quantities.parse_tokens(depth, "--depth"),
+        prompt=None if prompt is None else quantities.parse_tokens(prompt, "--prompt"),
+    )
+    _refuse_contradictions(explain, target_tps, sweep)
+    place = machine_of(said, device)
+    case = Case(describe(_name(model)), place, request)
+    if sweep is not None:
+        plan_more.show_sweep(case, sweep, json)
+    elif target_tps is not None:
+        plan_more.show_target(case, target_tps, json)
+    else:
+        made = case.plan()
+        inputs = {"model": _name(model), "machine": said.figures()}
+        plan_view.show(case, made, json, inputs=inputs, explain=explain)
+        if not made.fits and not force:
+            raise typer.Exit(3)
+
+
+def _name(model: str | None) -> str:
+    if model is None:
+        from hetero.models import demo
+
+        return str(demo.path())
+    if not model.strip():
+        raise UsageError("MODEL is empty", "give a card, a file, a directory or an address")
+    return model
+
+
+def _refuse_contradictions(explain: bool, target: float | None, sweep: str | None) -> None:
+    asked = [name for name, given in (("--explain", explain), ("--target-tps", target), ("--sweep", sweep)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} cannot be answered at once", "give one of them")

@@ -1,0 +1,94 @@
+"""Every number of the estimate that is not measured on this machine, with its origin. docs/planning.md lists them.
+
+A factor turns the bare rate of a bus or unit into what a step gets out of it: low, likely and high.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Three shares of a rate (or three times), worst first, and where they come from."""
+
+    low: float
+    likely: float
+    high: float
+    origin: str
+
+
+# Decode: one token, bound by reads.
+EXPERT_READ = Factor(0.60, 0.85, 0.92, "measured: 83 to 85 % of the read rate by 4-bit kernels, two cores")
+DENSE_READ = EXPERT_READ
+CACHE_READ = Factor(0.30, 0.60, 0.85, "assumed: attention reads the KV cache in short runs")
+DECODE_OPS = {"quantised": Factor(0.60, 1.00, 1.30, "measured: one token's products from cache, against the same unit")}
+DECODE_OPS["plain"] = Factor(0.25, 0.45, 0.80, "measured: one token's 16-bit products from cache, against float32")
+
+# Prefill: many tokens, bound by arithmetic. Shares of the int8 rate as `hetero probe` measures it.
+PREFILL_OPS = {
+    4: Factor(0.70, 1.15, 1.40, "measured: 4-bit panels, 16-bit sums, against the int8 rate"),
+    8: Factor(0.40, 0.65, 0.80, "measured: 8-bit panels, exact sums, against the int8 rate"),
+    16: Factor(0.50, 0.75, 0.88, "measured: float32 panels, against the float32 rate"),
+}
+TILE_OPS = Factor(0.25, 0.50, 0.65, "published: 21.3 of 73.7 TFLOPS (29 %) by KTransformers' AMX kernels; goal 60 %")
+ATTENTION_OPS = Factor(0.10, 0.30, 0.60, "assumed: float32 attention of many tokens")
+KERNEL = Factor(0.75, 0.92, 1.00, "assumed: a kernel's rate alone, less gathering tokens and merging routes")
+FULL_TILE = 16
+"""Tokens that an expert needs before tiles or panels are full; fewer use a part of them."""
+
+# One layer's work outside the matrices: Python, torch, thread starts. Seconds for one token.
+CPU_LAYER = Factor(250e-6, 120e-6, 60e-6, "measured: decode of models so small that nothing else takes time")
+GPU_LAYER = Factor(900e-6, 450e-6, 150e-6, "assumed: some thirty kernel launches a layer, without graphs")
+GRAPH_LAYER = Factor(150e-6, 30e-6, 15e-6, "assumed: a layer's launches recorded in a CUDA graph")
+CPU_STEP = Factor(2e-3, 0.5e-3, 0.2e-3, "measured: sampling and decoding a token, with CPU_LAYER")
+CPU_CHUNK_TOKEN = Factor(12e-6, 5e-6, 2e-6, "assumed: a layer's norms, routing and copies for a token of a prompt")
+TRANSFER = Factor(60e-6, 12e-6, 6e-6, "assumed: one synchronous copy over PCIe, without its bytes")
+PCIE_SHARE = Factor(0.60, 0.80, 0.95, "assumed: share of the link's rate that copies get")
+SSD_SHARE = Factor(0.50, 0.80, 0.95, "assumed: share of the disk's rate when each expert is one read")
+
+# GPUs.
+GPU_READ = Factor(0.50, 0.80, 0.90, "assumed: matrix-vector products against the memory's rate")
+GPU_ATTENTION_OPS = Factor(0.15, 0.45, 0.65, "assumed: flash attention of a chunk against the peak")
+GPU_OPS = Factor(0.25, 0.50, 0.70, "assumed: bf16 products of a chunk against the peak")
+GPUS: dict[str, tuple[float, float]] = {
+    "B200": (8000e9, 2250e12),
+    "H200": (4800e9, 989e12),
+    "H100": (3350e9, 989e12),
+    "A100": (1935e9, 312e12),
+    "RTX PRO 6000": (1792e9, 252e12),
+    "5090": (1792e9, 209e12),
+    "5080": (960e9, 112e12),
+    "4090": (1008e9, 165e12),
+    "4080": (717e9, 97e12),
+    "3090": (936e9, 71e12),
+    "L40": (864e9, 181e12),
+    "L20": (864e9, 119e12),
+    "A6000": (768e9, 155e12),
+    "3060": (360e9, 25e12),
+}
+"""Vendors' data sheets: bytes/s of the memory, dense bf16 operations/s."""
+CONSUMER_GPU = (1008e9, 165e12)
+"""A GPU without a known name: as an RTX 4090."""
+CONSUMER_PCIE = 25e9
+"""PCIe 4.0 x16 as copies reach it."""
+
+# A CPU that nobody measured.
+SPEC_SHARE = 0.80
+"""Of channels x MT/s x 8 bytes, what all cores together read."""
+GATHER_SHARE = 0.60
+"""Of linear reads, what the experts of a server reach that is known by its data sheet; fitted to the seven published
+decode rates in docs/planning.md, which it meets within a third."""
+SECOND_SOCKET = 0.60
+"""What another socket adds to the rate of the first: published 8.7 tokens/s on one and 12.2 on two (KTransformers,
+2 x Xeon 6454S, DeepSeek-R1 at 4 bits)."""
+READ_PER_CORE = 9e9
+READ_MOST = 200e9
+SSD_READ = 3e9
+CLOCK = 2.5e9
+TILE_CLOCK = 2.0e9
+INT8_PER_CYCLE = {"generic": 8.0, "avx2": 48.0, "avx512": 200.0, "amx": 1024.0}
+"""Operations (two to a multiply-add) of a core and cycle; amx: bf16 tiles, which serve every format."""
+F32_PER_CYCLE = {"generic": 8.0, "avx2": 32.0, "avx512": 64.0, "amx": 64.0}
+UNMEASURED = (0.80, 1.10)
+"""How much slower and faster a rate that nobody measured may turn out."""

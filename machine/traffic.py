@@ -1,0 +1,165 @@
+"""What one step of a model moves and computes, counted from its tensors: bytes and products per part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hetero.machine.types import ModelError, ModelIndex, TensorInfo, UsageError
+from hetero.native.widths import PLAIN, bits, expert_bytes, matrix_bytes, source_bytes
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Matrices of one number format: parameters, and their packed bytes."""
+
+    parameters: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A model by what it costs. Formats are keys; experts are those of all layers, dense what every token reads."""
+
+    experts: Mapping[str, Weights]
+    dense: Mapping[str, Weights]
+    head: Mapping[str, Weights]
+    """The head, or the embedding that serves as one: read for each token that is sampled."""
+    float32: int
+    """Bytes of routers and of joint kv_b halves, read as float32 by every token."""
+    share: float
+    """Of the experts, those that one token uses."""
+    expert_layers: int
+    query_width: int
+    """Products of one token's attention with one token of context, over all layers."""
+
+
+def with_formats(index: ModelIndex, experts: str | None, dense: str | None) -> ModelIndex:
+    """The model as if its experts or dense matrices were in another format; UsageError where widths forbid it."""
+    wanted = {"expert": experts, "dense": dense}
+    tensors = tuple(_in_format(info, wanted.get(info.role)) for info in index.tensors)
+    return index if tensors == index.tensors else replace(index, tensors=tensors)
+
+
+def _in_format(info: TensorInfo, fmt: str | None) -> TensorInfo:
+    if fmt is None or fmt == info.format:
+        return info
+    try:
+        matrix_bytes(fmt, 1, info.shape[-1])
+    except ValueError:
+        if info.role == "dense":  # as converters do: what cannot be quantised stays
+            return info
+        raise UsageError(
+            f"{fmt} cannot hold experts whose rows have {info.shape[-1]} inputs", "q4 and q8 need a multiple of 32"
+        ) from None
+    return replace(info, format=fmt, n_bytes=source_bytes(fmt, info.shape))
+
+
+def expert_layers(index: ModelIndex) -> list[tuple[TensorInfo, TensorInfo, TensorInfo]]:
+    """Gate, up and down of each layer with routed experts. Raises ModelError for a gate without companions."""
+    by_name = {info.name: info for info in index.tensors if info.role == "expert"}
+    layers = []
+    for name, gate in by_name.items():
+        if not name.endswith(".gate.weight"):
+            continue
+        base = name.removesuffix("gate.weight")
+        try:
+            layers.append((gate, by_name[base + "up.weight"], by_name[base + "down.weight"]))
+        except KeyError as error:
+            raise ModelError(f"{index.name}: {name} has no companion {error}") from None
+    return layers
+
+
+def one_expert_bytes(layer: tuple[TensorInfo, TensorInfo, TensorInfo]) -> int:
+    """Packed bytes of each expert of a layer."""
+    gate, up, down = layer
+    _, inter, hidden = gate.shape
+    return expert_bytes(gate.format, up.format, down.format, hidden, inter)
+
+
+def traffic(index: ModelIndex) -> Traffic:
+    """Counts what the model's tensors cost a step."""
+    experts: dict[str, Weights] = {}
+    layers = expert_layers(index)
+    for layer in layers:
+        whole = layer[0].shape[0] * one_expert_bytes(layer)
+        values = sum(math.prod(info.shape) for info in layer)
+        _add(experts, max((info.format for info in layer), key=bits), values, whole)
+    dense: dict[str, Weights] = {}
+    head: dict[str, Weights] = {}
+    read = [info for info in index.tensors if info.role == "dense" and _is_read(index, info)]
+    joint = sum(math.prod(info.shape) for info in read if info.name.endswith(".kv_b_proj.weight"))
+    for info in read:
+        if info.name.endswith(".kv_b_proj.weight"):
+            continue  # its float32 halves are read in its place
+        n, k = math.prod(info.shape[:-1]), info.shape[-1]
+        part = head if info.name in (EMBEDDING, HEAD) else dense
+        _add(part, info.format, n * k, matrix_bytes(info.format, n, k))
+    small = sum(math.prod(info.shape) for info in index.tensors if info.role == "small")
+    return Traffic(
+        experts=experts,
+        dense=dense,
+        head=head,
+        float32=4 * (joint + small),
+        share=index.top_k / index.n_experts if index.n_experts else 0.0,
+        expert_layers=len(layers),
+        query_width=_query_width(index),
+    )
+
+
+def active_parameters(index: ModelIndex) -> float:
+    """Parameters that one token uses."""
+    made = traffic(index)
+    routed = sum(w.parameters for w in made.experts.values()) * made.share
+    whole = sum(w.parameters for part in (made.dense, made.head) for w in part.values())
+    return routed + whole + made.float32 / 4
+
+
+def total_parameters(index: ModelIndex) -> int:
+    """All parameters."""
+    return sum(math.prod(info.shape) for info in index.tensors)
+
+
+def is_plain(fmt: str) -> bool:
+    """Whether a format's products are floating-point ones."""
+    return fmt in PLAIN or fmt == "FP8"
+
+
+def _add(table: dict[str, Weights], fmt: str, parameters: int, n_bytes: int) -> None:
+    before = table.get(fmt, Weights(0, 0))
+    table[fmt] = Weights(before.parameters + parameters, before.bytes + n_bytes)
+
+
+def _is_read(index: ModelIndex, info: TensorInfo) -> bool:
+    """Of an embedding, one row is read; a tied one is read whole as the head."""
+    return info.name != EMBEDDING or all(other.name != HEAD for other in index.tensors)
+
+
+def _query_width(index: ModelIndex) -> int:
+    """Multiply-adds of one query token with one cached token, over all layers.
+
+    Grouped attention: widths of the queries and of the heads' outputs. Latent attention works on the latent, so its
+    heads meet rank + rope values for the scores and rank for the output; heads follow from the matrices' shapes.
+    """
+    by_name = {info.name: info.shape for info in index.tensors if ".self_attn." in info.name}
+    total = 0
+    for name, (_, width) in ((n, s) for n, s in by_name.items() if n.endswith(".o_proj.weight")):
+        base = name.removesuffix("o_proj.weight")
+        latent = by_name.get(base + "kv_a_proj_with_mqa.weight")
+        if latent is None:
+            total += 2 * width
+            continue
+        split, joint = by_name.get(base + "k_b_proj.weight"), by_name.get(base + "kv_b_proj.weight")
+        queries = by_name.get(base + "q_b_proj.weight") or by_name[base + "q_proj.weight"]
+        rank = split[1] if split else joint[1] if joint else latent[0]
+        rope = latent[0] - rank
+        if split:
+            heads = split[0]
+        else:
+            heads = (queries[0] - (joint[0] if joint else 0) + width) // max(1, rope)
+        total += heads * (latent[0] + rank)
+    return total
