@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -134,15 +134,25 @@ class StatusLine:
             sys.stderr.flush()
 
 
-def table(rows: Sequence[Sequence[str]], *, headers: Sequence[str] = (), right: Sequence[int] = ()) -> None:
-    """Aligned columns on stdout; long cells fold on narrow terminals, `right` lists columns of numbers."""
+def table(
+    rows: Sequence[Sequence[str]],
+    *,
+    headers: Sequence[str] = (),
+    right: Sequence[int] = (),
+    styles: Mapping[int, Style] | None = None,
+) -> None:
+    """Aligned columns on stdout; long cells fold on narrow terminals, `right` lists columns of numbers.
+
+    `styles` gives columns a style where the terminal wants one.
+    """
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, show_header=bool(headers), pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in range(max(len(row) for row in rows)):
         title = headers[column] if headers else ""
-        grid.add_column(title, justify="right" if column in right else "left", overflow="fold")
+        style = (styles or {}).get(column)
+        grid.add_column(title, justify="right" if column in right else "left", overflow="fold", style=style)
     for row in rows:
         grid.add_row(*(Text(wording.clean(cell)) for cell in row))
     console = _console(sys.stdout)
@@ -271,7 +281,7 @@ def _fold(text: str) -> str:
 
 
 def _stderr(text: str) -> None:
-    # A closed stderr must not end the work.
-    with contextlib.suppress(BrokenPipeError, ValueError):
+    # A stderr that is closed or full must not end the work.
+    with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

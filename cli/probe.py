@@ -7,43 +7,29 @@ from typing import Annotated
 import typer
 
 from hetero.cli import options, output
-from hetero.machine.types import Machine, TierStatus
-from hetero.machine.units import size_text
+from hetero.machine.types import UsageError
 
 
 def probe(
     quick: Annotated[bool, typer.Option("--quick", help="Only look; measure nothing.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing kept rates.")] = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Show the CPU, its kernels, memory and GPUs, and what limits them."""
+    """Show the CPU, its kernels, memory and GPUs, what limits them, and how fast they are.
+
+    The first run measures for some seconds and keeps the rates. `--json` writes the file that `plan --machine` reads.
+    """
+    from hetero.cli import probe_view
+    from hetero.cli.rates import with_known_rates, with_measured_rates
     from hetero.machine.probe import probe as look
     from hetero.machine.serialize import to_json
 
+    if quick and fresh:
+        raise UsageError("--quick measures nothing and --fresh measures again", "give one of the two")
     machine = look(quick=quick)
+    machine = with_known_rates(machine) if quick else with_measured_rates(machine, fresh)
     if json:
         output.json_object(to_json(machine))
     else:
-        show(machine)
-
-
-def show(machine: Machine) -> None:
-    """Print a machine as a table, its notes as notes."""
-    rows = [("CPU", machine.cpu_model), ("ISA tier", _with_reason(machine.isa_tier or "none", machine.isa_reason))]
-    rows += [(f"  {tier.name}", _tier(tier)) for tier in machine.tiers]
-    rows += [("cores", machine.cpu_reason), ("memory", machine.memory_reason)]
-    rows += [("GPU", line) for line in machine.gpus or (_with_reason("none", machine.gpu_reason),)]
-    rows.append(("disk", f"{size_text(machine.disk_free_bytes)} free"))
-    output.table(rows)
-    for text in machine.notes:
-        if text != machine.isa_reason:  # the table has it
-            output.note(text)
-
-
-def _tier(tier: TierStatus) -> str:
-    state = "usable" if tier.usable else "no"
-    return _with_reason(state, tier.reason)
-
-
-def _with_reason(fact: str, reason: str) -> str:
-    return f"{fact} ({reason})" if reason else fact
+        probe_view.show(machine)

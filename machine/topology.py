@@ -15,13 +15,12 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The fields of the same names of `Machine`; `assumed` is set where no file tells of NUMA nodes."""
+    """The fields of the same names of `Machine`."""
 
     nodes: tuple[Node, ...]
     sockets: int
     clustering: str
     cache_bytes: int
-    assumed: bool
 
 
 def topology(root: Path, cpus: frozenset[int], memory_total: int) -> Topology:
@@ -30,11 +29,10 @@ def topology(root: Path, cpus: frozenset[int], memory_total: int) -> Topology:
     packages = {read_int(root / _SYS_CPU / f"cpu{cpu}/topology/physical_package_id") for cpu in cpus} - {None}
     sockets = max(1, len(packages))
     return Topology(
-        nodes=nodes or (Node(0, tuple(sorted(cpus)), memory_total),),
+        nodes=nodes or (Node(0, tuple(sorted(cpus)), memory_total, "assumed"),),
         sockets=sockets,
         clustering=_clustering(root, nodes, sockets),
         cache_bytes=_last_level_caches(root, cpus),
-        assumed=not nodes,
     )
 
 

@@ -148,6 +148,8 @@ class Rates:
     ssd_read: Measured | None = None
     """Direct reads, in pieces as large as an expert, of the disk that holds the cache; bytes/s."""
     ssd_write: Measured | None = None
+    pcie: Measured | None = None
+    """Copies from pinned memory to the first GPU; bytes/s."""
     kernels: tuple[KernelRate, ...] = ()
     """What the tier in use makes of its arithmetic, all threads, for one token and for many."""
     set_bytes: int = 0
@@ -160,11 +162,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One NUMA node: its online CPUs as its cpulist says, and its memory."""
+    """One NUMA node: its online CPUs as its cpulist says, and its memory; assumed where no file tells of nodes."""
 
     id: int
     cpus: tuple[int, ...]
     memory_bytes: int
+    source: Source = "file"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]|\x1b\
 def environment(state: Path, **changes: str) -> dict[str, str]:
     """The test's own XDG state, two torch threads, a known terminal."""
     base = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "HETERO_ISA", "COLUMNS", "LINES")}
-    base |= {"XDG_STATE_HOME": str(state), "OMP_NUM_THREADS": "2", "TERM": "xterm-256color"}
+    base |= {"XDG_STATE_HOME": str(state), "XDG_CACHE_HOME": str(state / "cache")}
+    base |= {"OMP_NUM_THREADS": "2", "TERM": "xterm-256color"}
     return base | {"PROMPT_TOOLKIT_NO_CPR": "1"} | changes
 
 
@@ -46,6 +47,7 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], state: Path) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys
         monkeypatch.setenv("XDG_STATE_HOME", str(state))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(state / "cache"))
         monkeypatch.delenv("HETERO_ISA", raising=False)
 
     def __call__(self, *args: object, text: str = "") -> tuple[int, str, str]:
