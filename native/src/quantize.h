@@ -20,36 +20,33 @@ inline float amax_of(const float *x, int n) {
     return bits_float(bits);
 }
 
-// As ggml: d = amax / 127, ties away from zero.
-inline void quantize_q8_0(const float *x, uint8_t *block) {
-    const float d = amax_of(x, kBlock) / 127.f, inverse = d != 0 ? 1.f / d : 0.f;
-    store16(block, float_to_half(d));
-    for (int i = 0; i < kBlock; i++) {
-        const float v = is_finite(d) ? x[i] * inverse : 0.f, whole = std::floor(std::fabs(v));
-        const float rounded = whole + std::floor(2.f * (std::fabs(v) - whole));
-        block[2 + i] = uint8_t(int8_t(v < 0 ? -rounded : rounded));
-    }
-}
-
 inline float add_lanes(Lanes v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
 struct Fit {
     float xq, qq;  // sum of x * q and of q * q
 };
 
-constexpr int kScaleSteps = 12;  // 0.05 % above the least error that a fine search finds
+// How a symmetric format's scale is searched: codes low..high, and sizes amax / d that are tried, in `steps` steps.
+struct Search {
+    float low, high, first, width;
+    int steps;
+    bool negative;  // also scales of the other sign: 4 bits reach -8 but only +7
+};
 
-inline float clamp_code(float v) { return v < -8.f ? -8.f : v > 7.f ? 7.f : v; }
+constexpr Search kSearch4 = {-8.f, 7.f, 6.5f, 3.f, 12, true};  // 0.05 % above the least error of a fine search
+constexpr Search kSearch8 = {-127.f, 127.f, 122.f, 5.4f, 18, false};  // the largest value is cut by half a step at most
+
+inline float clamp_code(float v, const Search &s) { return v < s.low ? s.low : v > s.high ? s.high : v; }
 
 // The codes of x for the scale 1 / inverse, and how well they match x.
-inline Fit fit_codes(const float *x, float inverse) {
+inline Fit fit_codes(const float *x, float inverse, const Search &s) {
     constexpr float magic = 12582912.f;
     Lanes xq = {}, qq = {};
     for (int i = 0; i < kBlock; i += 8) {
         const Lanes v = load_lanes(x + i);
         Lanes q = v * inverse;
-        q = q < -8.f ? Lanes{} - 8.f : q;
-        q = q > 7.f ? Lanes{} + 7.f : q;
+        q = q < s.low ? Lanes{} + s.low : q;
+        q = q > s.high ? Lanes{} + s.high : q;
         q = (q + magic) - magic;
         xq += v * q;
         qq += q * q;
@@ -57,30 +54,47 @@ inline Fit fit_codes(const float *x, float inverse) {
     return {add_lanes(xq), add_lanes(qq)};
 }
 
-// Symmetric 4 bits: of scales around amax/8 with either sign, the one whose codes leave the least squared error;
-// the error of codes q with their best scale is sum(x^2) - (sum xq)^2 / sum(q^2), so the last term is maximised.
-inline void quantize_q4_0(const float *x, uint8_t *block) {
+// Of scales around the one that maps amax to the last code, that whose codes leave the least squared error; the error
+// of codes q with their best scale is sum(x^2) - (sum xq)^2 / sum(q^2), so the last term is maximised. A NaN or
+// infinity in x becomes the scale, where check_scales finds it.
+inline float best_scale(const float *x, const Search &s) {
     const float amax = amax_of(x, kBlock);
+    if (!is_finite(amax)) return amax;
     float best = 0, d = 0;
-    if (amax > 1e-30f && is_finite(amax)) {
-        for (int step = 0; step < 2 * kScaleSteps; step++) {
-            const float size = 6.5f + 3.f / kScaleSteps * float(step >> 1);
-            const Fit f = fit_codes(x, (step & 1 ? size : -size) / amax);
+    if (amax <= 1e-30f) return d;
+    for (int step = 0; step <= s.steps; step++) {
+        const float size = s.first + s.width / float(s.steps) * float(step);
+        for (int sign = s.negative ? -1 : 1; sign <= 1; sign += 2) {
+            const Fit f = fit_codes(x, float(sign) * size / amax, s);
             if (f.qq > 0 && f.xq * f.xq > best * f.qq) {
                 best = f.xq * f.xq / f.qq;
                 d = f.xq / f.qq;
             }
         }
-    } else if (!is_finite(amax)) {
-        d = amax;  // the scale carries the NaN or infinity, where check_scales finds it
     }
-    const uint16_t half = float_to_half(d);
-    const float rounded = half_to_float(half), inverse = rounded != 0 && is_finite(rounded) ? 1.f / rounded : 0.f;
-    store16(block, half);
-    uint8_t codes[kBlock];
-    for (int i = 0; i < kBlock; i++)
-        codes[i] = uint8_t(int(inverse != 0 ? round_even(clamp_code(x[i] * inverse)) : 0.f) + 8);
-    set_raw_codes<HETERO_Q4_0>(block, 0, codes);
+    return d;
+}
+
+// Writes the scale and gives the codes of x for it as it is stored.
+inline void scaled_codes(const float *x, const Search &s, uint8_t *scale, int *codes) {
+    const uint16_t half = float_to_half(best_scale(x, s));
+    const float d = half_to_float(half), inverse = d != 0 && is_finite(d) ? 1.f / d : 0.f;
+    store16(scale, half);
+    for (int i = 0; i < kBlock; i++) codes[i] = inverse != 0 ? int(round_even(clamp_code(x[i] * inverse, s))) : 0;
+}
+
+inline void quantize_q8_0(const float *x, uint8_t *block) {
+    int codes[kBlock];
+    scaled_codes(x, kSearch8, block, codes);
+    for (int i = 0; i < kBlock; i++) block[2 + i] = uint8_t(int8_t(codes[i]));
+}
+
+inline void quantize_q4_0(const float *x, uint8_t *block) {
+    int codes[kBlock];
+    scaled_codes(x, kSearch4, block, codes);
+    uint8_t unsigned_codes[kBlock];
+    for (int i = 0; i < kBlock; i++) unsigned_codes[i] = uint8_t(codes[i] + 8);
+    set_raw_codes<HETERO_Q4_0>(block, 0, unsigned_codes);
 }
 
 inline bool can_quantize(int format) { return is_plain(format) || format == HETERO_Q8_0 || format == HETERO_Q4_0; }
