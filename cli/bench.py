@@ -7,12 +7,12 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetero.cli import options, output, session, wording
+from hetero.cli import history, options, output, session, wording
 from hetero.machine.types import PlanRequest, UsageError
 from hetero.machine.units import size_text
 
@@ -49,13 +49,15 @@ def bench(
     if context is not None and context < need:
         raise UsageError(f"--context {context} is too small: these runs need {need}", f"leave it out, or give {need}")
     request = PlanRequest(device, threads, context or need, kv_dtype, force or dry_run)
+    request = replace(request, depth=max(depth, 1) + decode // 2, prompt=prefill or None)
     prepared = session.prepare(model, request)
     if dry_run:
         return session.show_plan(prepared, json)
     if prepared.is_demo:
         session.note_demo()
-    with contextlib.closing(prepared.load()) as engine:
+    with contextlib.closing(prepared.load(keep=False)) as engine:
         runs = _measure(engine, prefill, decode, depth, repeat)
+    _record(prepared, runs)
     _report(prepared, runs, (prefill, decode, depth), json)
 
 
@@ -107,13 +109,24 @@ def _decode_tps(engine: Engine, start: Sequence[int], count: int) -> float:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process ever held.
+    """The most memory this process ever held."""
+    return history.process_bytes("VmHWM")
 
-    Not getrusage: its figure is inherited from the process that started this one.
-    """
-    with open("/proc/self/status", encoding="ascii") as file:
-        line = next(line for line in file if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+
+def _record(prepared: session.Prepared, runs: Runs) -> None:
+    """Keep predicted and measured for `hetero plan --history`, the estimates without what earlier runs made of them."""
+    made, (before, after) = prepared.plan, prepared.request.calibration
+    assert made.prefill is not None
+    assert made.decode is not None
+    prepared.record(
+        "bench",
+        predicted_bytes=made.total_bytes,
+        measured_bytes=peak_rss_bytes(),
+        predicted_prefill=made.prefill.likely / before if runs.prefill else None,
+        measured_prefill=statistics.median(runs.prefill) if runs.prefill else None,
+        predicted_decode=made.decode.likely / after if runs.decode else None,
+        measured_decode=statistics.median(runs.decode) if runs.decode else None,
+    )
 
 
 def _report(prepared: session.Prepared, runs: Runs, sizes: tuple[int, int, int], as_json: bool) -> None:

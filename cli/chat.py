@@ -72,7 +72,7 @@ def chat(
     output.note(prepared.summary()) if question is None else output.log.info("%s", prepared.summary())
     given = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repeat_penalty}
     given |= {"seed": seed, "max_tokens": max_tokens}
-    with contextlib.closing(prepared.load()) as engine:
+    with contextlib.closing(prepared.load("chat", keep=not private)) as engine:
         sampling = _sampling(engine.text, given)
         conversation = _conversation(engine.text, system, not no_template)
         if question is None:

@@ -68,13 +68,33 @@ def plan(
     sweep: Annotated[
         Text, typer.Option("--sweep", metavar="NAME=A..B", help="A curve, such as context=4k..128k.", **_TEXT)
     ] = None,
+    agents: Annotated[
+        int | None, typer.Option("--agents", metavar="N", help="Size KV memory for N agents.", **_TEXT)
+    ] = None,
+    hit_rate: Annotated[
+        float | None, typer.Option("--hit-rate", metavar="0.95", help="Prompt tokens to find in the cache.", **_TEXT)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Requests to replay, JSON lines.", **_TEXT)
+    ] = None,
+    node_ram: Annotated[Text, typer.Option("--node-ram", metavar="1T", help="Memory of a KV node.", **_TEXT)] = None,
+    node_net: Annotated[Text, typer.Option("--node-net", metavar="25GB/s", help="Network of it.", **_TEXT)] = None,
+    node_prefill: Annotated[
+        float | None, typer.Option("--node-prefill", metavar="X", help="Tokens/s of a GPU node, not this one.", **_TEXT)
+    ] = None,
+    node_decode: Annotated[float | None, typer.Option("--node-decode", metavar="X", help="The same.", **_TEXT)] = None,
+    history: Annotated[bool, typer.Option("--history", help="Show predicted and measured of earlier runs.")] = False,
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Do not scale by what earlier runs here showed.")
+    ] = False,
     force: options.Force = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
     log_file: options.LogFile = None,
 ) -> None:
     """Say whether a model fits and how fast it will be, without downloading or loading it."""
-    from hetero.cli import plan_more, plan_view
+    from hetero.cli import plan_capacity, plan_history, plan_more, plan_view
+    from hetero.cli.history import calibrated
     from hetero.machine import quantities
     from hetero.machine.advice import Case
     from hetero.models.describe import describe
@@ -93,13 +113,22 @@ def plan(
         depth=None if depth is None else quantities.parse_tokens(depth, "--depth"),
         prompt=None if prompt is None else quantities.parse_tokens(prompt, "--prompt"),
     )
-    _refuse_contradictions(explain, target_tps, sweep)
+    wants_capacity = agents is not None or trace is not None or hit_rate is not None
+    _refuse_contradictions(explain, target_tps, sweep, wants_capacity, history)
+    if history:
+        return plan_history.show(json)
     place = machine_of(said, device)
+    if not no_calibration and not said.figures():
+        request = calibrated(request, place)
     case = Case(describe(_name(model)), place, request)
     if sweep is not None:
         plan_more.show_sweep(case, sweep, json)
     elif target_tps is not None:
         plan_more.show_target(case, target_tps, json)
+    elif wants_capacity:
+        plan_capacity.show(
+            case, plan_capacity.Asked(agents, hit_rate, trace, node_ram, node_net, node_prefill, node_decode), json
+        )
     else:
         made = case.plan()
         inputs = {"model": _name(model), "machine": said.figures()}
@@ -118,7 +147,11 @@ def _name(model: str | None) -> str:
     return model
 
 
-def _refuse_contradictions(explain: bool, target: float | None, sweep: str | None) -> None:
-    asked = [name for name, given in (("--explain", explain), ("--target-tps", target), ("--sweep", sweep)) if given]
+def _refuse_contradictions(
+    explain: bool, target: float | None, sweep: str | None, capacity: bool, history: bool
+) -> None:
+    given = {"--explain": explain, "--target-tps": target is not None, "--sweep": sweep is not None}
+    given |= {"--agents, --hit-rate or --trace": capacity, "--history": history}
+    asked = [name for name, present in given.items() if present]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} cannot be answered at once", "give one of them")

@@ -38,7 +38,7 @@ def show(case: Case, plan: Plan, as_json: bool, *, inputs: Mapping[str, Any], ex
     _advice(changes, fix)
     if explain:
         _explain(case, plan)
-    _lines("check", f"hetero bench {shlex.quote(str(inputs.get('model', 'MODEL')))} {_bench_options(case, plan)}")
+    lines("check", f"hetero bench {shlex.quote(str(inputs.get('model', 'MODEL')))} {_bench_options(case, plan)}")
     for text in plan.notes:
         output.note(text)
 
@@ -83,7 +83,7 @@ def width() -> int:
     return max(30, min(output.width(sys.stdout), 80))
 
 
-def _lines(label: str, text: str) -> None:
+def lines(label: str, text: str) -> None:
     """A labelled paragraph that folds under itself."""
     indent = 11
     rows = textwrap.wrap(text, width() - indent, break_long_words=True, break_on_hyphens=False) or [""]
@@ -99,8 +99,8 @@ def _head(case: Case, plan: Plan, known: Facts) -> None:
     one = f"{_billions(known.total)} parameters, {_billions(known.active)} used by a token"
     formats = sorted({i.format for i in with_formats(case.index, case.request.experts, case.request.dense).tensors})
     shown = [f for f in formats if f != "F32"] or formats
-    _lines("model", f"{case.index.name}: {one}, {' and '.join(shown)}")
-    _lines("machine", machine_text(case.machine, plan))
+    lines("model", f"{case.index.name}: {one}, {' and '.join(shown)}")
+    lines("machine", machine_text(case.machine, plan))
     output.result(f"{output.paint('verdict', 'bold', sys.stdout)}    {verdict}, context {plan.context:,} tokens")
 
 
@@ -166,7 +166,7 @@ def _placement(case: Case, plan: Plan) -> None:
     if plan.hot_experts is not None:
         hot = plan.hot_experts
         where += f"; spare {device} memory would hold {hot.share:.0%} of the experts ({size_text(hot.bytes)})"
-    _lines("placement", where)
+    lines("placement", where)
 
 
 def _speeds(plan: Plan) -> None:
@@ -177,9 +177,9 @@ def _speeds(plan: Plan) -> None:
         figures = (wording.rate(found.low), wording.rate(found.likely), wording.rate(found.high))
         rows.append((name, *figures, f"{found.bound} (at most {wording.rate(found.ceiling)})"))
     output.table(rows, headers=("tok/s", "low", "likely", "high", "bound by"), right=(1, 2, 3))
-    _lines("a token", breakdown(plan.decode))
+    lines("a token", breakdown(plan.decode))
     spans = [_ANSWER / rate / 60 for rate in (plan.decode.high, plan.decode.likely, plan.decode.low)]
-    _lines("an answer", f"{_ANSWER:,} tokens take {_minutes(spans[1])} ({_minutes(spans[0])} to {_minutes(spans[2])})")
+    lines("an answer", f"{_ANSWER:,} tokens take {_minutes(spans[1])} ({_minutes(spans[0])} to {_minutes(spans[2])})")
 
 
 def breakdown(found: Estimate) -> str:
@@ -206,15 +206,15 @@ def _dense_words(case: Case, plan: Plan, known: Facts) -> None:
         title, rate = other
         text += f", which gives {wording.rate(plan.decode.likely)} tok/s; {title} of no more memory decodes at "
         text += f"{wording.rate(rate)}"
-    _lines("note", text)
+    lines("note", text)
 
 
 def _advice(changes: Sequence[Change], fix: str) -> None:
     if fix:
-        _lines("to fit", fix)
+        lines("to fit", fix)
     if changes:
         best = changes[0]
-        _lines("faster", f"{best.what}: decode {wording.rate(best.decode_tps)} tok/s ({best.option})")
+        lines("faster", f"{best.what}: decode {wording.rate(best.decode_tps)} tok/s ({best.option})")
 
 
 def _bench_options(case: Case, plan: Plan) -> str:
@@ -233,12 +233,12 @@ def _explain(case: Case, plan: Plan) -> None:
     for name, found in (("prefill", plan.prefill), ("decode", plan.decode)):
         output.result("")
         what = "one token" if found.tokens == 1 else f"{found.tokens:,} tokens"
-        _lines(name, f"tokens/s = {what} over the sum of these times; low and high use the worst and best shares")
+        lines(name, f"tokens/s = {what} over the sum of these times; low and high use the worst and best shares")
         for t in found.terms:
-            _lines("", _term_text(t))
+            lines("", _term_text(t))
     if case.request.calibration != (1.0, 1.0):
         before, after = case.request.calibration
-        _lines("calibrated", f"by earlier runs here: prefill x {before:.2f}, decode x {after:.2f} (--no-calibration)")
+        lines("calibrated", f"by earlier runs here: prefill x {before:.2f}, decode x {after:.2f} (--no-calibration)")
     output.result("")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hetero.cli import output, plan_view, wording
+from hetero.cli import history, output, plan_view, wording
 from hetero.machine.types import Machine, ModelIndex, Plan, PlanRequest, UsageError
 from hetero.machine.units import size_text
 
@@ -28,8 +28,8 @@ class Prepared:
     is_demo: bool
     request: PlanRequest
 
-    def load(self) -> Engine:
-        """Read the weights, with a progress bar on stderr."""
+    def load(self, command: str = "", keep: bool = True) -> Engine:
+        """Read the weights, with a progress bar on stderr, and record how much memory they took if `keep` is set."""
         from hetero.models.load import load_model, open_model
         from hetero.native import Kernels
 
@@ -38,7 +38,18 @@ class Prepared:
         # Only now, as it imports torch: damaged content has been reported by then.
         from hetero.engine import Engine
 
-        return Engine(model, self.plan)
+        engine = Engine(model, self.plan)
+        if keep:
+            self.record(
+                command,
+                predicted_bytes=history.loaded_bytes(self.plan),
+                measured_bytes=history.process_bytes("VmRSS"),
+            )
+        return engine
+
+    def record(self, command: str, **figures: float | None) -> None:
+        """Keep what was predicted and measured; see `history.Run` for the figures."""
+        history.record(history.run_of(command, self.index.name, self.machine, self.plan, **figures))
 
     def summary(self) -> str:
         """Name, bytes, tier, threads and context in one line."""
@@ -67,6 +78,7 @@ def prepare(model: str | None, request: PlanRequest) -> Prepared:
     from hetero.machine.probe import probe
 
     machine = with_known_rates(probe(device=request.device))
+    request = history.calibrated(request, machine)
     return Prepared(path, index, machine, make_plan(index, machine, request), model is None, request)
 
 

@@ -61,7 +61,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         raise _refusal(index, machine, shape, ledger, short, room)
     if short:
         notes += [_short_text(machine, ledger, short, room) + " (forced)"]
-    notes += _readiness(index, shape)
+    notes += _readiness(index, shape) + _calibration_note(request)
     prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(index, short))
     return Plan(
         placement=shape.placement,
@@ -95,6 +95,13 @@ def _readiness(index: ModelIndex, shape: Shape) -> list[str]:
             "and run from CUDA graphs"
         )
     return notes
+
+
+def _calibration_note(request: PlanRequest) -> list[str]:
+    prefill, decode = request.calibration
+    if (prefill, decode) == (1.0, 1.0):
+        return []
+    return [f"calibrated by earlier runs here: prefill x {prefill:.2f}, decode x {decode:.2f} (hetero plan --history)"]
 
 
 def _missed(index: ModelIndex, short: Mapping[str, int]) -> float:
