@@ -30,10 +30,20 @@ def report(problem: BaseException, args: Sequence[str]) -> int:
     if "--json" in args:
         message, hint = wording.one_line(failure.message), wording.one_line(failure.hint)
         body = {"code": failure.code, "message": message, "hint": hint}
-        output.json_result("hetero.error", {"error": body})
+        _as_json({"error": body}, failure)
     elif failure.code != INTERRUPTED:
         output.error(failure.message, failure.hint)
     return failure.code
+
+
+def _as_json(body: dict[str, object], failure: Failure) -> None:
+    try:
+        output.json_result("hetero.error", body)
+    except BrokenPipeError:
+        raise
+    except OSError:  # a full disk: stderr may still be read
+        output.silence_stdout()
+        output.error(failure.message, failure.hint)
 
 
 def describe(problem: BaseException, args: Sequence[str] = ()) -> Failure:

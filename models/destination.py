@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -44,7 +45,11 @@ class Destination:
         return self.path.with_name(self.path.name + ".old")
 
     def check_parent(self) -> None:
-        """Raises UsageError if the folder that is to hold the store does not exist."""
+        """Raises UsageError if no store can be made there: no folder to hold it, or a link to nowhere in its place."""
+        if not self.path.name:
+            raise UsageError(f"{self.path} cannot be a store", "name a folder in it")
+        if self.path.is_symlink() and not os.path.exists(self.path):
+            raise UsageError(f"{self.path} is a link to nothing", "remove it, or name another destination")
         if not self.path.parent.is_dir():
             raise UsageError(f"{self.path.parent} is not a folder", "create it first, or name another destination")
 

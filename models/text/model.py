@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hetero.machine.types import UsageError
 from hetero.models.text.template import ChatTemplate
@@ -23,10 +24,11 @@ _USABLE = {
 
 def recommended(values: Mapping[str, Any]) -> dict[str, float]:
     """The sampling parameters of `values` that can be used; files hold null, text and impossible numbers there too."""
-    numbers = {name: float(v) for name, v in values.items() if isinstance(v, Real) and not isinstance(v, bool)}
+    kinds = (int, float, np.floating)
+    numbers = {name: v for name, v in values.items() if isinstance(v, kinds) and not isinstance(v, bool)}
     usable = {name: v for name, v in numbers.items() if _USABLE[name][0] <= v <= _USABLE[name][1]}  # NaN is not
     # a count is a whole number, whatever type the file has for it
-    return {name: int(v) if name == "top_k" else v for name, v in usable.items()}
+    return {name: int(v) if name == "top_k" else float(v) for name, v in usable.items()}
 
 
 @dataclass(frozen=True, slots=True)

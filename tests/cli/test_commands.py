@@ -90,7 +90,7 @@ def test_a_reader_that_goes_away_is_no_failure(env: dict[str, str]) -> None:
 
 
 def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} probe --json | true; echo ${{PIPESTATUS[0]}}"
+    script = f"{' '.join(COMMAND)} probe --quick --json | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.stdout == b"0\n"
     assert done.stderr == b""
@@ -98,7 +98,7 @@ def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_streams_do_not_matter(closed: str, env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} probe {closed}"
+    script = f"{' '.join(COMMAND)} probe --quick {closed}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
@@ -111,7 +111,7 @@ def test_a_character_that_the_locale_lacks_is_replaced(env: dict[str, str]) -> N
 
 
 def test_no_command_imports_torch_to_explain_itself(env: dict[str, str]) -> None:
-    code = "import sys; from hetero.cli.main import main; main(['--version']); main(['probe']); "
+    code = "import sys; from hetero.cli.main import main; main(['--version']); main(['probe', '--quick']); "
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=False)
     assert done.stdout.decode().splitlines()[-1] == "False"
@@ -120,7 +120,7 @@ def test_no_command_imports_torch_to_explain_itself(env: dict[str, str]) -> None
 def test_probe_json_is_a_machine_that_can_be_read_back(env: dict[str, str]) -> None:
     from hetero.machine.serialize import from_json
 
-    done = hetero("probe", "--json", env=env)
+    done = hetero("probe", "--quick", "--json", env=env)
     assert done.returncode == 0
     machine = from_json(json.loads(done.stdout))
     assert machine.cpus
@@ -128,7 +128,7 @@ def test_probe_json_is_a_machine_that_can_be_read_back(env: dict[str, str]) -> N
 
 
 def test_probe_shows_every_tier_with_its_reason(env: dict[str, str]) -> None:
-    done = hetero("probe", env=env)
+    done = hetero("probe", "--quick", env=env)
     shown = done.stdout.decode()
     assert done.returncode == 0
     assert all(f"\n  {tier}" in shown for tier in ("generic", "avx2", "avx512", "amx"))
@@ -136,12 +136,12 @@ def test_probe_shows_every_tier_with_its_reason(env: dict[str, str]) -> None:
 
 
 def test_verbose_may_stand_before_and_after_the_command(env: dict[str, str], tmp_path: Path) -> None:
-    for args in (["-v", "probe"], ["probe", "-v"]):
+    for args in (["-v", "probe", "--quick"], ["probe", "--quick", "-v"]):
         assert hetero(*args, env=env).returncode == 0
 
 
 def test_probe_fits_a_narrow_terminal(env: dict[str, str]) -> None:
-    with terminal("probe", env=env, columns=40) as screen:
+    with terminal("probe", "--quick", env=env, columns=40) as screen:
         assert screen.wait() == 0
         assert "ISA tier" in screen.text
         assert all(len(line) <= 40 for line in screen.text.splitlines())
@@ -149,7 +149,7 @@ def test_probe_fits_a_narrow_terminal(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("change", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_a_terminal_without_colours_gets_no_escape_codes(change: dict[str, str], env: dict[str, str]) -> None:
-    with terminal("probe", env=env | change) as screen:
+    with terminal("probe", "--quick", env=env | change) as screen:
         assert screen.wait() == 0
         assert "\x1b" not in screen.raw
     with terminal("chta", env=env | change) as screen:
@@ -160,3 +160,34 @@ def test_a_terminal_without_colours_gets_no_escape_codes(change: dict[str, str],
 def test_a_log_file_on_a_full_disk_does_not_matter(env: dict[str, str], model: Path) -> None:
     done = hetero("chat", "--log-file", "/dev/full", str(model), "-p", "hi", "-n", "2", env=env)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("args", ["chat /absent -p hi --json > /dev/full", "chat /absent -p hi 2> /dev/full"])
+def test_a_full_disk_behind_a_stream_keeps_the_exit_code(args: str, env: dict[str, str]) -> None:
+    script = f"{' '.join(COMMAND)} {args}"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr in (b"", b"error: /absent: no such file\nhint: check the path\n")
+
+
+def test_a_result_that_a_full_disk_refuses_is_a_failure(env: dict[str, str]) -> None:
+    script = f"{' '.join(COMMAND)} probe --quick --json > /dev/full"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 5
+    assert done.stderr.startswith(b"error: No space left on device\nhint: ")
+    assert done.stderr.count(b"\n") == 2
+
+
+def test_an_interrupt_while_the_program_starts_leaves_no_traceback(env: dict[str, str]) -> None:
+    # An import that raises KeyboardInterrupt stands for Ctrl-C at that moment.
+    code = (
+        "import builtins, sys; real = builtins.__import__\n"
+        "def press(name, *rest):\n"
+        "    if name == 'typer': raise KeyboardInterrupt\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = press\n"
+        "from hetero.cli.main import main; sys.exit(main(['probe', '--quick']))"
+    )
+    done = subprocess.run([COMMAND[0], "-c", code], env=env, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

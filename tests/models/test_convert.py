@@ -286,6 +286,14 @@ def test_missing_folder_is_a_usage_error(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "nowhere" / "m.hetero", kernels=KERNELS)
 
 
+def test_what_can_never_be_a_store_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for dst, words in ((tmp_path / "link", "a link to nothing"), (Path("/"), "cannot be a store")):
+        with pytest.raises(UsageError, match=words):
+            convert(source, dst, kernels=KERNELS)
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
 @pytest.mark.parametrize(("mode", "low", "high"), [("q4", 0.05, 0.12), ("q8", 0.002, 0.01), ("bf16", 1e-4, 3e-3)])
 def test_quantising_experts_reports_the_true_error_per_layer(
     tmp_path: Path, mode: str, low: float, high: float
