@@ -121,7 +121,7 @@ def _show_memory(rates: Rates) -> None:
         return
     best = max(gather.rate.value for _, gather in rows)
     roomy = output.width(sys.stdout) >= _BAR_ROOM
-    block = "█" if "utf" in (sys.stdout.encoding or "").lower() else "#"
+    block = "█" if _is_unicode() else "#"
     lines = []
     for stream, gather in rows:
         mark = " (knee)" if gather.threads == rates.knee_threads else ""
@@ -163,7 +163,7 @@ def _node_speeds(reads: Sequence[RateAt]) -> Iterator[Row]:
     for name, of in (("local", True), ("remote", False)):
         values = [at.rate for at in reads if (at.cpu_node == at.memory_node) == of]
         if values:
-            low, high = (f"{pick(value.value for value in values) / 1e9:.3g}" for pick in (min, max))
+            low, high = (_figure(pick(value.value for value in values) / 1e9) for pick in (min, max))
             shown = high if low == high else f"{low} to {high}"
             yield f"{name} node", f"{shown} GB/s with all cores of a node", values[0].source
 
@@ -171,7 +171,7 @@ def _node_speeds(reads: Sequence[RateAt]) -> Iterator[Row]:
 def _meaning(machine: Machine) -> Iterator[str]:
     """What the figures come to, for a model that many know."""
     parameters = machine.memory_bytes * _MODEL_SHARE / _BYTES_PER_PARAMETER / 1e9
-    yield f"Room for a model of about {parameters:.2g} B parameters at 4 bits."
+    yield f"Room for a model of about {parameters:,.0f} B parameters at 4 bits."
     rates = machine.rates
     if rates is None:
         yield "Not measured yet: `hetero probe` without --quick does, in some seconds."
@@ -179,30 +179,39 @@ def _meaning(machine: Machine) -> Iterator[str]:
     if rates.gather_read:
         best = max(at.rate.value for at in rates.gather_read)
         tokens = best / (_ACTIVE * _BYTES_PER_PARAMETER)
-        yield (
-            f"Reads experts at {best / 1e9:.3g} GB/s: at most {tokens:.2g} tok/s for 3 B active parameters at 4 bits."
-        )
+        at_most = f"at most {wording.rate(tokens)} tok/s for 3 B active parameters at 4 bits."
+        yield f"Reads experts at {_figure(best / 1e9)} GB/s: {at_most}"
     if rates.int8_ops is not None:
         prompt = rates.int8_ops.value / (2 * _ACTIVE)
-        yield f"Multiplies {_rate_text(rates.int8_ops)}: at most {prompt:.2g} tok/s of prompt for the same model."
+        at_most = f"at most {wording.rate(prompt)} tok/s of prompt for the same model."
+        yield f"Multiplies {_rate_text(rates.int8_ops)}: {at_most}"
     threads = len(machine.cpus)
     if 0 < rates.knee_threads < threads:
         yield f"{rates.knee_threads} of {threads} threads already reach 95 % of the memory's rate."
     if rates.ssd_read is not None:
-        seconds = 20e9 / rates.ssd_read.value
-        yield f"Loads a model of 20 GB from this disk in {seconds:.2g} s or more."
+        yield f"Loads a model of 20 GB from this disk in {20e9 / rates.ssd_read.value:,.0f} s or more."
 
 
 def _rate(measured: Measured) -> str:
-    spread = f" ±{50 * measured.spread:.0f} %" if measured.samples > 1 else ""
+    sign = "±" if _is_unicode() else "+-"
+    spread = f" {sign}{50 * measured.spread:.0f} %" if measured.samples > 1 else ""
     return _rate_text(measured) + spread
 
 
 def _rate_text(measured: Measured) -> str:
     value = measured.value / 1e9
     if measured.unit == "op/s" and value >= 1000:
-        return f"{value / 1000:.3g} Top/s"
-    return f"{value:.3g} G{measured.unit}"
+        return f"{_figure(value / 1000)} Top/s"
+    return f"{_figure(value)} G{measured.unit}"
+
+
+def _figure(value: float) -> str:
+    """Three digits, never an exponent."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _is_unicode() -> bool:
+    return "utf" in (sys.stdout.encoding or "").lower()
 
 
 def _with_reason(fact: str, reason: str) -> str:
