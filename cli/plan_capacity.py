@@ -57,7 +57,8 @@ def show(case: Case, asked: Asked, as_json: bool) -> None:
             ("to keep", f"{found.tokens_per_agent:,} tokens an agent for a hit rate of {found.hit_rate:.1%}"),
             (
                 "",
-                f"{size_text(found.bytes)} for {wording.plural(ask.agents, 'agent')}: {size_text(found.dram_bytes)} of DRAM, the rest on SSDs",
+                f"{size_text(found.bytes)} for {wording.plural(ask.agents, 'agent')}: "
+                f"{size_text(found.dram_bytes)} of DRAM, the rest on SSDs",
             ),
             ("everything", f"kept would hit {found.most_hit_rate:.1%}"),
             ("prefill", f"{found.new_tokens:,.0f} of {found.prompt_tokens:,.0f} tokens a request are computed"),
