@@ -189,7 +189,7 @@ def _meaning(machine: Machine) -> Iterator[str]:
     if 0 < rates.knee_threads < threads:
         yield f"{rates.knee_threads} of {threads} threads already reach 95 % of the memory's rate."
     if rates.ssd_read is not None:
-        yield f"Loads a model of 20 GB from this disk in {20e9 / rates.ssd_read.value:,.0f} s or more."
+        yield f"A model of 20 GB loads from the cache folder's disk in {20e9 / rates.ssd_read.value:,.0f} s or more."
 
 
 def _rate(measured: Measured) -> str:

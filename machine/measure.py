@@ -10,7 +10,7 @@ from pathlib import Path
 from hetero.machine.disk import DiskRates, measure_disk
 from hetero.machine.measure_cpu import CpuMeter, Effort, across_nodes, knee, own_nodes, thread_counts
 from hetero.machine.pcie import measure_pcie
-from hetero.machine.types import Machine, Rates
+from hetero.machine.types import HardwareError, Machine, Rates
 from hetero.machine.units import size_text
 
 Progress = Callable[[int, int, str], None]
@@ -31,14 +31,17 @@ def measure(
 ) -> Rates:
     """The rates of this computer, which `machine` describes; the disk is that of `folder` (None: not measured).
 
-    What cannot be measured is None and told in the notes; only Ctrl-C and want of memory are raised.
+    What cannot be measured is None and told in the notes.
     """
     steps = _Steps(progress, machine)
     notes = _busy_notes(machine)
     rates = Rates(notes=("no rates of memory and arithmetic: there are no kernels to measure with",))
     if machine.isa_tier is not None:
         size = memory_to_read(machine, effort.set_bytes)
-        rates = _measure_cpu(machine, machine.isa_tier, replace(effort, set_bytes=size), steps)
+        try:
+            rates = _measure_cpu(machine, machine.isa_tier, replace(effort, set_bytes=size), steps)
+        except (MemoryError, HardwareError) as error:  # a limit on address space or threads
+            rates = Rates(notes=(f"no rates of memory and arithmetic: {error or 'out of memory'}",))
     disk = DiskRates()
     if folder is not None:
         disk = measure_disk(folder, effort.disk_bytes, lambda: steps.begin("disk"))
@@ -102,7 +105,10 @@ class _Steps:
 
 def _busy_notes(machine: Machine) -> tuple[str, ...]:
     """A warning that others use the machine: rates are then what they leave."""
-    load = os.getloadavg()[0]
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return ()
     if load < 0.25 * machine.visible_cpus + 0.5:
         return ()
     return (f"measured while others used the machine (load {load:.1f}, {machine.visible_cpus} CPUs): rates may be low",)

@@ -200,7 +200,8 @@ def _repeated(sample: Callable[[], float], count: int, unit: str, until: float) 
 def _pool(cpus: Sequence[int], kernels: Kernels) -> Iterator[Pool]:
     """A pool on `cpus` whose caller, which is a worker too, stays on them as well."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cpus)
+    with contextlib.suppress(OSError):  # a sandbox may number its CPUs otherwise; the threads then run unbound
+        os.sched_setaffinity(0, cpus)
     try:
         with Pool(cpus, kernels) as pool:
             yield pool

@@ -87,6 +87,16 @@ def test_without_kernels_only_the_disk_is_measured(machine: Machine, tmp_path: P
     assert any("no kernels" in note for note in found.notes)
 
 
+def test_want_of_memory_is_a_note(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(n_bytes: int) -> None:
+        raise MemoryError(f"cannot allocate {n_bytes} bytes")
+
+    monkeypatch.setattr("hetero.machine.measure_cpu.allocate", refuse)
+    found = measure(machine, None, effort=SMALL)
+    assert found.gather_read == ()
+    assert any("cannot allocate" in note for note in found.notes)
+
+
 def test_each_node_is_read_by_itself_and_by_the_first(machine: Machine) -> None:
     cpus = machine.cpus[:1]
     nodes = [Node(number, cpus, 0) for number in range(6)]
