@@ -30,7 +30,7 @@ _FILL_STEP = 64 << 20
 _ALL_PAIRS = 4
 """With more nodes than this, not every pair of them is measured."""
 _MATRICES = 8
-"""Products in one call, so that the time of the call itself does not count."""
+"""Products in one call at most, so that the time of the call itself does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,17 @@ class CpuMeter:
         # Zeros take the same time as any weights; only subnormal sums would not.
         matrix = PackedMatrix(fmt, rows, _K, allocate(packed_bytes(fmt, rows, _K)), (rows, _K))
         x = np.ones((tokens, _K), np.float32)
-        outs = [np.empty((tokens, rows), np.float32)] * _MATRICES
-        operations = 2.0 * rows * _K * tokens * _MATRICES
+        out = np.empty((tokens, rows), np.float32)
+        count = 1
 
         def sample() -> float:
             began = time.perf_counter()
-            self._kernels.linear_many(pool, [matrix] * _MATRICES, x, outs)
-            return operations / (time.perf_counter() - began)
+            self._kernels.linear_many(pool, [matrix] * count, x, [out] * count)
+            return 2.0 * rows * _K * tokens * count / (time.perf_counter() - began)
 
-        sample()  # the first one brings the weights into the caches
+        sample()  # brings the weights into the caches
+        seconds = 2.0 * rows * _K * tokens / sample()
+        count = max(1, min(_MATRICES, int(self._effort.sample_seconds / seconds)))
         return KernelRate(fmt, tokens, _repeated(sample, self._effort.samples, "op/s", self._until))
 
 
