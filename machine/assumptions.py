@@ -19,17 +19,17 @@ class Factor:
 
 
 # Decode: one token, bound by reads.
-EXPERT_READ = Factor(0.60, 0.85, 0.92, "measured: 83 to 85 % of the read rate by 4-bit kernels, two cores")
+EXPERT_READ = Factor(0.60, 0.85, 0.92, "measured elsewhere: 83 to 85 % by a 4-bit kernel on two Zen 1 cores")
 DENSE_READ = EXPERT_READ
 CACHE_READ = Factor(0.30, 0.60, 0.85, "assumed: attention reads the KV cache in short runs")
-DECODE_OPS = {"quantised": Factor(0.60, 1.00, 1.30, "measured: one token's products from cache, against the same unit")}
-DECODE_OPS["plain"] = Factor(0.25, 0.45, 0.80, "measured: one token's 16-bit products from cache, against float32")
+DECODE_OPS = {"quantised": Factor(0.60, 1.00, 1.30, "measured elsewhere: one token's products from cache, Zen 1")}
+DECODE_OPS["plain"] = Factor(0.25, 0.45, 0.80, "assumed: one token's 16-bit products from cache")
 
 # Prefill: many tokens, bound by arithmetic. Shares of the int8 rate as `hetero probe` measures it.
 PREFILL_OPS = {
-    4: Factor(0.70, 1.15, 1.40, "measured: 4-bit panels, 16-bit sums, against the int8 rate"),
-    8: Factor(0.40, 0.65, 0.80, "measured: 8-bit panels, exact sums, against the int8 rate"),
-    16: Factor(0.50, 0.75, 0.88, "measured: float32 panels, against the float32 rate"),
+    4: Factor(0.70, 1.15, 1.40, "measured elsewhere: 4-bit panels on two Zen 1 cores, against the int8 rate"),
+    8: Factor(0.40, 0.65, 0.80, "measured elsewhere: 8-bit panels on two Zen 1 cores, against the int8 rate"),
+    16: Factor(0.50, 0.75, 0.88, "measured elsewhere: float32 panels on two Zen 1 cores"),
 }
 TILE_OPS = Factor(0.25, 0.50, 0.65, "published: 21.3 of 73.7 TFLOPS (29 %) by KTransformers' AMX kernels; goal 60 %")
 ATTENTION_OPS = Factor(0.10, 0.30, 0.60, "assumed: float32 attention of many tokens")
@@ -38,10 +38,10 @@ FULL_TILE = 16
 """Tokens that an expert needs before tiles or panels are full; fewer use a part of them."""
 
 # One layer's work outside the matrices: Python, torch, thread starts. Seconds for one token.
-CPU_LAYER = Factor(250e-6, 120e-6, 60e-6, "measured: decode of models so small that nothing else takes time")
+CPU_LAYER = Factor(250e-6, 120e-6, 60e-6, "assumed, near what decoding of tiny models takes")
 GPU_LAYER = Factor(900e-6, 450e-6, 150e-6, "assumed: some thirty kernel launches a layer, without graphs")
 GRAPH_LAYER = Factor(150e-6, 30e-6, 15e-6, "assumed: a layer's launches recorded in a CUDA graph")
-CPU_STEP = Factor(2e-3, 0.5e-3, 0.2e-3, "measured: sampling and decoding a token, with CPU_LAYER")
+CPU_STEP = Factor(2e-3, 0.5e-3, 0.2e-3, "assumed, near what decoding of tiny models takes")
 CPU_CHUNK_TOKEN = Factor(12e-6, 5e-6, 2e-6, "assumed: a layer's norms, routing and copies for a token of a prompt")
 TRANSFER = Factor(60e-6, 12e-6, 6e-6, "assumed: one synchronous copy over PCIe, without its bytes")
 PCIE_SHARE = Factor(0.60, 0.80, 0.95, "assumed: share of the link's rate that copies get")

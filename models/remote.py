@@ -108,7 +108,10 @@ def _answer(url: str, answer: Any, start: int, count: int) -> tuple[int, bytes, 
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
         if not total.isdigit():
             raise TierError(f"{url}: the server does not say how large the file is", "download the header yourself")
-        return start, answer.read(count), int(total)
+        data = answer.read(count)
+        if len(data) < min(count, int(total) - start):
+            raise OSError(f"the answer was cut off at byte {start + len(data)}")
+        return start, data, int(total)
     length = answer.headers.get("Content-Length", "")
     if start or not length.isdigit() or int(length) > count:
         raise TierError(f"{url}: the server does not answer ranges", "download the file, or plan its config.json")
