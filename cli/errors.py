@@ -54,6 +54,8 @@ def describe(problem: BaseException, args: Sequence[str] = ()) -> Failure:
         return Failure(INTERRUPTED, "interrupted")
     if isinstance(problem, MemoryError):
         return Failure(3, "out of memory", "close other programs, or try a smaller --context; --dry-run shows the plan")
+    if isinstance(problem, ImportError) and "failed to map" in str(problem):  # the loader's word for no memory
+        return Failure(3, f"out of memory: {problem}", "close other programs, or raise ulimit -v")
     # typer raises its own kinds of usage error, which differ between its versions but share these two attributes.
     if hasattr(problem, "format_message") and hasattr(problem, "exit_code"):
         return Failure(2, _lowered(str(problem.format_message())), _help_hint(problem))

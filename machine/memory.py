@@ -23,7 +23,7 @@ class UsableMemory:
 
 
 def usable_memory(root: Path = Path("/")) -> UsableMemory:
-    """min(MemAvailable, max - (current - file cache) of every group above this process)."""
+    """min(MemAvailable, what the address space still holds, max - (current - file cache) of every group above)."""
     info = _fields(read_text(root / "proc/meminfo"))
     total = info.get("MemTotal", 0) * 1024
     available = info.get("MemAvailable")
@@ -33,11 +33,20 @@ def usable_memory(root: Path = Path("/")) -> UsableMemory:
     usable, why = available * 1024, "MemAvailable in /proc/meminfo"
     if not info:
         why = "/proc/meminfo cannot be read"
-    for group in groups(root, "memory"):
-        found = _headroom(group)
+    for found in (_address_space(root), *(_headroom(group) for group in groups(root, "memory"))):
         if found is not None and found[0] < usable:
             usable, why = found
     return UsableMemory(usable, total, f"{size_text(usable)} of {size_text(total)} usable ({why})")
+
+
+def _address_space(root: Path) -> tuple[int, str] | None:
+    """What the process may still map under `ulimit -v`, and the name of that limit; None without one."""
+    for line in (read_text(root / "proc/self/limits") or "").splitlines():
+        words = line.removeprefix("Max address space").split()
+        if line.startswith("Max address space") and words and words[0].isdigit():
+            taken = _fields(read_text(root / "proc/self/status")).get("VmSize", 0) * 1024
+            return max(0, int(words[0]) - taken), f"ulimit -v {size_text(int(words[0]))}"
+    return None
 
 
 def _headroom(group: Group) -> tuple[int, str] | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError
+from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError, UsageError
 from hetero.models.assemble import Part, Tensor, assemble_gguf, assemble_hf
 from hetero.models.config import ModelConfig
 from hetero.models.families import family_for_gguf, family_for_hf
@@ -196,6 +196,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     path = Path(path)
     if os.path.isdir(path):  # unlike Path.is_dir it raises for no name, and first_bytes says what is wrong
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise UsageError(f"{path}: may not be read by this user", "check the folder's permissions")
         if not (path / CONFIG).exists():
             ggufs = _gguf_models(path)
             if ggufs:

@@ -133,6 +133,8 @@ def _layer_entry(slot: LayerSlot, checksums: list[str]) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would block for ever
+            raise ModelError(f"{path} is not a file", _AGAIN)
         if path.stat().st_size > _MAX_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size} bytes, more than any manifest")
         data = json.loads(path.read_bytes())

@@ -63,6 +63,8 @@ class PreparedNorm:
 
     def __call__(self, pool: Pool, tokens: int, x: int, stride: int, out: int, cos: int = 0, sin: int = 0) -> None:
         """out [tokens, heads, d] from x, whose rows lie `stride` floats apart; cos and sin are [tokens, half]."""
+        if not tokens:  # a chunk of a prompt that wants no logits: torch gives an empty tensor no address
+            return
         args = self._args
         args.n_tokens, args.x_stride = tokens, stride
         args.x, args.x_bytes = ffi.cast(_FLOATS, x), ((tokens - 1) * stride + self._row) * 4 if tokens else 0

@@ -46,6 +46,8 @@ def test_with_json_an_error_is_one_object_on_stdout(capsys: pytest.CaptureFixtur
 def test_other_endings_have_their_codes() -> None:
     assert describe(KeyboardInterrupt()).code == 130
     assert describe(MemoryError()).code == 3
+    assert describe(ImportError("libtorch_cpu.so: failed to map segment from shared object")).code == 3
+    assert describe(ImportError("No module named 'x'")).code == 1
     full = describe(OSError(28, "No space left on device", "/data/x"))
     assert (full.code, full.message) == (5, "/data/x: No space left on device")
 

@@ -47,6 +47,17 @@ def test_max_tokens_and_the_context_end_with_length(engine):
     assert (done.reason, done.new_tokens) == ("length", 56)
 
 
+def test_a_prompt_of_several_chunks_ends_in_the_same_answer(engine, monkeypatch):
+    def answer():
+        return [
+            event.id for event in engine.generate(list(range(150)), endless(8), reuse=False) if isinstance(event, Token)
+        ]
+
+    whole = answer()
+    monkeypatch.setattr(engine._schedule, "_chunk", 64)
+    assert answer() == whole
+
+
 def test_a_prompt_of_exactly_context_minus_one_gives_one_token(engine):
     done = list(engine.generate([1] * 255, endless()))[-1]
     assert (done.reason, done.new_tokens) == ("length", 1)

@@ -81,6 +81,17 @@ def test_group_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
     assert usable_memory(tree(tmp_path, cgroup_v2(), v2_group("", GIB, 2 * GIB))).usable == 0
 
 
+def test_a_limit_of_the_address_space_binds(tmp_path: Path) -> None:
+    name = "Max address space"
+    status: dict[str, object] = {"proc/self/status": f"Name: hetero\nVmSize: {1 << 20} kB"}
+    limit: dict[str, object] = {"proc/self/limits": f"Limit Soft Hard Units\n{name}  {3 * GIB}  unlimited  bytes"}
+    found = usable_memory(tree(tmp_path / "limited", cgroup_v2(), status, limit))
+    assert found.usable == 2 * GIB
+    assert "(ulimit -v 3.0 GiB)" in found.reason
+    limit = {"proc/self/limits": f"Limit Soft Hard Units\n{name}  unlimited  unlimited  bytes"}
+    assert usable_memory(tree(tmp_path / "free", cgroup_v2(), status, limit)).usable == 31 * GIB
+
+
 def test_kernel_without_memavailable_sums_what_can_be_dropped(tmp_path: Path) -> None:
     root = write(tmp_path, {"proc/meminfo": "MemTotal: 100 kB\nMemFree: 10 kB\nBuffers: 5 kB\nCached: 20 kB"})
     assert usable_memory(root).usable == 35 * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,13 @@ def test_manifest_that_is_no_object_is_refused(store: Path, content: bytes) -> N
     (store / "manifest.json").write_bytes(content)
     with pytest.raises(ModelError, match=r"manifest\.json"):
         open_model(store)
+
+
+def test_a_pipe_in_the_manifests_place_is_refused_unread(store: Path) -> None:
+    (store / "manifest.json").unlink()
+    os.mkfifo(store / "manifest.json")
+    with pytest.raises(ModelError, match=r"manifest\.json is not a file"):
+        open_store(store)
 
 
 def test_missing_and_cut_files_are_named_before_weights_are_read(store: Path) -> None:
