@@ -6,9 +6,15 @@ ROOMS := cli machine models engine native
 SOURCES := $(wildcard native/*.h native/src/*.h native/src/*.cpp)
 MODEL ?=
 ARGS ?=
+# For bench-peers: GGUF files (none: two are made), a Python or program of each peer, and a command before each engine.
+MODELS ?=
+PEER_PYTHON ?=
+IK_BENCH ?=
+KT_PYTHON ?=
+NICE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint typing bench soak demo-train clean
+.PHONY: help setup chat test lint typing bench bench-peers soak demo-train clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -27,6 +33,10 @@ lint: $(VENV)/.test typing  ## ruff and mypy (strict)
 
 bench: $(VENV)/.ready  ## tokens per second of the demo model (MODEL=path for another)
 	@$(BIN)/hetero bench $(MODEL) $(ARGS)
+
+bench-peers: $(VENV)/.test  ## against llama.cpp (PEER_PYTHON=), ik_llama.cpp (IK_BENCH=), kt-kernel (KT_PYTHON=); MODELS=, NICE=
+	$(BIN)/python -m bench.peers --models "$(MODELS)" --peer-python "$(PEER_PYTHON)" --ik-bench "$(IK_BENCH)" \
+	    --kt-python "$(KT_PYTHON)" --nice "$(NICE)" $(ARGS)
 
 soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
 	$(BIN)/python -m pytest -m soak $(ARGS)
