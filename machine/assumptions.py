@@ -90,5 +90,5 @@ TILE_CLOCK = 2.0e9
 INT8_PER_CYCLE = {"generic": 8.0, "avx2": 48.0, "avx512": 200.0, "amx": 1024.0}
 """Operations (two to a multiply-add) of a core and cycle; amx: bf16 tiles, which serve every format."""
 F32_PER_CYCLE = {"generic": 8.0, "avx2": 32.0, "avx512": 64.0, "amx": 64.0}
-UNMEASURED = (0.80, 1.10)
+UNMEASURED = (0.75, 1.10)
 """How much slower and faster a rate that nobody measured may turn out."""
