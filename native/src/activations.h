@@ -5,8 +5,8 @@
 namespace {
 
 // Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
-// scale d, s8 = 8 * sum of codes (for zero points) and ds = d * sum of codes (for minima). Token i of a call lies in
-// row rows[i] (or row i).
+// scale d, s8 = 8 * sum of codes (for zero points), half = sum of the first 16 codes and ds = d * sum of codes (for
+// minima). Token i of a call lies in row rows[i] (or row i).
 struct Acts {
     const float *x = nullptr;
     int64_t x_stride = 0;
@@ -14,6 +14,7 @@ struct Acts {
     int64_t q_stride = 0;
     const float *d = nullptr;
     const int32_t *s8 = nullptr;
+    const int32_t *half = nullptr;
     const float *ds = nullptr;
     int64_t group_stride = 0;
     const int32_t *rows = nullptr;
@@ -26,13 +27,14 @@ struct ActBuffers {
     int8_t *q;
     float *d;
     int32_t *s8;
+    int32_t *half;
     float *ds;
     int64_t q_stride, group_stride;
 
     static int64_t q_stride_of(int64_t k) { return round_up(k, kBlock) + 64; }  // rows must not alias in L1
     static int64_t group_stride_of(int64_t k) { return round_up(ceil_div(k, kBlock), 16); }
     static size_t bytes(int64_t rows, int64_t k) {
-        return size_t(rows) * size_t(q_stride_of(k) + 12 * group_stride_of(k)) + 256;
+        return size_t(rows) * size_t(q_stride_of(k) + 16 * group_stride_of(k)) + 256;
     }
     void place(uint8_t *memory, int64_t rows, int64_t k) {
         q_stride = q_stride_of(k);
@@ -40,13 +42,15 @@ struct ActBuffers {
         d = reinterpret_cast<float *>(memory);
         ds = d + rows * group_stride;
         s8 = reinterpret_cast<int32_t *>(ds + rows * group_stride);
-        q = reinterpret_cast<int8_t *>(s8 + rows * group_stride);
+        half = s8 + rows * group_stride;
+        q = reinterpret_cast<int8_t *>(half + rows * group_stride);
     }
     void fill(Acts *acts) const {
         acts->q = q;
         acts->q_stride = q_stride;
         acts->d = d;
         acts->s8 = s8;
+        acts->half = half;
         acts->ds = ds;
         acts->group_stride = group_stride;
     }
@@ -54,27 +58,30 @@ struct ActBuffers {
 
 constexpr float kTinyAmax = 1e-30f;  // below this a group counts as zero: 127 / amax must stay finite
 
-// One group of 32. A NaN or infinity makes the scale NaN, so that exactly this token's results become NaN.
-inline void quantize_group(const float *x, int8_t *q, float *d, int32_t *s8, float *ds) {
+// One group of 32, number `group` of a row. A NaN or infinity makes the scale NaN, so that exactly this token's results
+// become NaN.
+inline void quantize_group(const float *x, const ActBuffers &to, int64_t row, int64_t group) {
+    const int64_t at = row * to.group_stride + group;
+    int8_t *q = to.q + row * to.q_stride + group * kBlock;
     const float amax = amax_of(x, kBlock);
     const bool finite = is_finite(amax);
     const float inverse = finite && amax > kTinyAmax ? 127.f / amax : 0.f;
-    int32_t sum = 0;
-    for (int i = 0; i < kBlock; i++) {
-        const int32_t code = finite ? int32_t(round_even(x[i] * inverse)) : 0;
-        q[i] = int8_t(code);
-        sum += code;
-    }
-    *d = !finite ? bits_float(0x7fc00000) : amax > kTinyAmax ? amax / 127.f : 0.f;
-    *s8 = 8 * sum;
-    *ds = *d * float(sum);
+    int32_t sums[2] = {0, 0};
+    for (int h = 0; h < 2; h++)
+        for (int i = 16 * h; i < 16 * h + 16; i++) {
+            const int32_t code = finite ? int32_t(round_even(x[i] * inverse)) : 0;
+            q[i] = int8_t(code);
+            sums[h] += code;
+        }
+    const int32_t sum = sums[0] + sums[1];
+    to.d[at] = !finite ? bits_float(0x7fc00000) : amax > kTinyAmax ? amax / 127.f : 0.f;
+    to.s8[at] = 8 * sum;
+    to.half[at] = sums[0];
+    to.ds[at] = to.d[at] * float(sum);
 }
 
 inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_t row) {
-    for (int64_t g = 0; g < k / kBlock; g++) {
-        const int64_t at = row * to.group_stride + g;
-        quantize_group(x + g * kBlock, to.q + row * to.q_stride + g * kBlock, to.d + at, to.s8 + at, to.ds + at);
-    }
+    for (int64_t g = 0; g < k / kBlock; g++) quantize_group(x + g * kBlock, to, row, g);
 }
 
 // gate[i] = silu(gate[i]) * up[i] for eight values. exp(-gate) is good to about 1e-7; NaN stays NaN.

@@ -64,25 +64,52 @@ struct FillJob {
     }
 };
 
-// Each round multiplies and adds kInt8PerRound pairs of int8 in registers.
+// Multiply-adds of integers in registers, in the ways that kernels make them: INT8 adds up products of int8 in int32,
+// MADDUBS in int16 (the most that the unit gives; sums need widening), MADD products of int16 in int32.
 #if defined(__AVX2__)
-constexpr int64_t kInt8PerRound = 8 * 32;
+#if defined(__AVX512BW__)
+typedef __m512i Ints;
+#define HETERO_WIDE(name) _mm512_##name
+#else
+typedef __m256i Ints;
+#define HETERO_WIDE(name) _mm256_##name
+#endif
 
-inline int64_t int8_rounds(int64_t rounds) {
-    __m256i sum[8] = {}, w = _mm256_set1_epi8(7), a = _mm256_set1_epi8(3);
-    const __m256i ones = _mm256_set1_epi16(1);
+template <int Kind> inline Ints multiply_add(Ints sum, Ints w, Ints a) {
+    if (Kind == HETERO_MEASURE_MADD) return HETERO_WIDE(add_epi32)(sum, HETERO_WIDE(madd_epi16)(w, a));
+    if (Kind == HETERO_MEASURE_MADDUBS) return HETERO_WIDE(add_epi16)(sum, HETERO_WIDE(maddubs_epi16)(w, a));
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    return _mm512_dpbusd_epi32(sum, w, a);
+#else
+    const Ints ones = HETERO_WIDE(set1_epi16)(1);
+    return HETERO_WIDE(add_epi32)(sum, HETERO_WIDE(madd_epi16)(HETERO_WIDE(maddubs_epi16)(w, a), ones));
+#endif
+}
+
+constexpr int kIntChains = 8;  // sums that do not wait for one another; more would spill
+
+template <int Kind> int64_t integer_rounds(int64_t rounds) {
+    Ints sum[kIntChains], w = HETERO_WIDE(set1_epi8)(7);
+    const Ints a = HETERO_WIDE(set1_epi8)(3);
+    for (int j = 0; j < kIntChains; j++) sum[j] = HETERO_WIDE(set1_epi32)(j);
     for (int64_t i = 0; i < rounds; i++)
-        for (int j = 0; j < 8; j++) {
-            asm("" : "+x"(w));  // else the product would be computed once
-            sum[j] = _mm256_add_epi32(sum[j], _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), ones));
+        for (int j = 0; j < kIntChains; j++) {
+            asm("" : "+v"(w));  // else the product would be computed once
+            sum[j] = multiply_add<Kind>(sum[j], w, a);
         }
-    for (int j = 1; j < 8; j++) sum[0] = _mm256_add_epi32(sum[0], sum[j]);
-    return _mm256_extract_epi32(sum[0], 0);
+    for (int j = 1; j < kIntChains; j++) sum[0] = HETERO_WIDE(add_epi32)(sum[0], sum[j]);
+    int64_t out;
+    memcpy(&out, &sum[0], sizeof out);
+    return out;
+}
+
+constexpr int64_t integers_per_round(int32_t kind) {
+    return kIntChains * int64_t(sizeof(Ints)) / (kind == HETERO_MEASURE_MADD ? 2 : 1);
 }
 #else
 constexpr int64_t kInt8PerRound = 256;
 
-inline int64_t int8_rounds(int64_t rounds) {
+template <int Kind> int64_t integer_rounds(int64_t rounds) {
     int8_t w[kInt8PerRound], a[kInt8PerRound];
     memset(w, 7, sizeof w);
     memset(a, 3, sizeof a);
@@ -93,20 +120,30 @@ inline int64_t int8_rounds(int64_t rounds) {
     }
     return sum;
 }
+
+constexpr int64_t integers_per_round(int32_t) { return kInt8PerRound; }
 #endif
 
 // Each round multiplies and adds kFloatsPerRound float32 in registers.
 #if defined(__AVX2__)
-constexpr int64_t kFloatsPerRound = 12 * 8;
+#if defined(__AVX512BW__)
+typedef __m512 Singles;
+#else
+typedef __m256 Singles;
+#endif
+constexpr int kFloatChains = 12;
+constexpr int64_t kFloatsPerRound = kFloatChains * int64_t(sizeof(Singles)) / 4;
 
 inline float float_rounds(int64_t rounds) {
-    __m256 sum[12];
-    for (int j = 0; j < 12; j++) sum[j] = _mm256_set1_ps(float(j));
-    const __m256 w = _mm256_set1_ps(0.999f), a = _mm256_set1_ps(0.001f);
+    Singles sum[kFloatChains];
+    for (int j = 0; j < kFloatChains; j++) sum[j] = HETERO_WIDE(set1_ps)(float(j));
+    const Singles w = HETERO_WIDE(set1_ps)(0.999f), a = HETERO_WIDE(set1_ps)(0.001f);
     for (int64_t i = 0; i < rounds; i++)
-        for (int j = 0; j < 12; j++) sum[j] = _mm256_fmadd_ps(sum[j], w, a);
-    for (int j = 1; j < 12; j++) sum[0] = _mm256_add_ps(sum[0], sum[j]);
-    return _mm256_cvtss_f32(sum[0]);
+        for (int j = 0; j < kFloatChains; j++) sum[j] = HETERO_WIDE(fmadd_ps)(sum[j], w, a);
+    for (int j = 1; j < kFloatChains; j++) sum[0] = HETERO_WIDE(add_ps)(sum[0], sum[j]);
+    float out;
+    memcpy(&out, &sum[0], sizeof out);
+    return out;
 }
 #else
 constexpr int64_t kFloatsPerRound = 8 * 4;
@@ -129,8 +166,14 @@ struct ComputeJob {
 
     static void run(void *context, int) {
         auto *job = static_cast<ComputeJob *>(context);
-        job->sink.fetch_add(job->kind == HETERO_MEASURE_INT8 ? int8_rounds(job->rounds)
-                                                             : int64_t(float_rounds(job->rounds)));
+        job->sink.fetch_add(rounds_of(job->kind, job->rounds));
+    }
+
+    static int64_t rounds_of(int32_t kind, int64_t rounds) {
+        if (kind == HETERO_MEASURE_INT8) return integer_rounds<HETERO_MEASURE_INT8>(rounds);
+        if (kind == HETERO_MEASURE_MADDUBS) return integer_rounds<HETERO_MEASURE_MADDUBS>(rounds);
+        if (kind == HETERO_MEASURE_MADD) return integer_rounds<HETERO_MEASURE_MADD>(rounds);
+        return int64_t(float_rounds(rounds));
     }
 };
 
@@ -188,14 +231,14 @@ int hetero_measure_compute(hetero_pool *pool, int32_t kind, int64_t rounds, doub
                            char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
     if (!pool || !operations || !seconds) return m.fail(HETERO_BAD_ARGUMENT, "measure_compute: null pointer");
-    if ((kind != HETERO_MEASURE_INT8 && kind != HETERO_MEASURE_F32) || rounds < 1 || rounds > int64_t(1) << 40)
+    if (kind < HETERO_MEASURE_INT8 || kind > HETERO_MEASURE_MADD || rounds < 1 || rounds > int64_t(1) << 40)
         return m.fail(HETERO_BAD_ARGUMENT, "measure_compute: kind %d, %lld rounds", kind, (long long)rounds);
     const Locked locked(pool);
     ComputeJob job = {kind, rounds, {0}};
     const int64_t began = now_ns();
     pool_run(pool, ComputeJob::run, &job);
     *seconds = double(max64(1, now_ns() - began)) * 1e-9;
-    const int64_t each = kind == HETERO_MEASURE_INT8 ? kInt8PerRound : kFloatsPerRound;
+    const int64_t each = kind == HETERO_MEASURE_F32 ? kFloatsPerRound : integers_per_round(kind);
     *operations = 2.0 * double(each) * double(rounds) * double(pool->n);
     return HETERO_OK;
 }

@@ -118,8 +118,7 @@ struct MoeJob {
             memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
             return;
         }
-        const int64_t at = pair * h_to.group_stride + unit;
-        quantize_group(gate, h_to.q + pair * h_to.q_stride + unit * kUnitRows, h_to.d + at, h_to.s8 + at, h_to.ds + at);
+        quantize_group(gate, h_to, pair, unit);
     }
 
     static void run_gate_up(void *context, int) {

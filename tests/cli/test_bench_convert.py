@@ -20,7 +20,7 @@ def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
         assert len(samples) == 3
         assert body[key]["median"] == sorted(samples)[1] > 0
     assert body["peak_rss_bytes"] > 50 << 20
-    assert body["isa_tier"] in ("generic", "avx2")
+    assert body["isa_tier"] in ("generic", "avx2", "avx512", "amx")
     assert body["threads"] >= 1
     assert body["device"] == "cpu"
 

@@ -115,6 +115,20 @@ def test_tiers_agree(fmt):
         np.testing.assert_allclose(other, results[0], rtol=0, atol=2e-6 * np.abs(results[0]).max())
 
 
+@pytest.mark.skipif(not {"avx2", "avx512"} <= set(USABLE), reason="NOT TESTED: this CPU lacks AVX-512")
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_avx512_gives_the_bits_of_avx2(fmt):
+    libraries = [Kernels("avx2"), Kernels("avx512")]
+    for n, k in ((48, 768), (40, 2304)) if FORMATS[fmt].quantised else ((33, 301), (9, 1)):
+        rows, x = raw_rows(fmt, n, k), normal(np.random.default_rng(11), 140, k)
+        for tokens in (1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 140):
+            results = []
+            for kernels in libraries:
+                with Pool(cpus(2), kernels) as pool:
+                    results.append(product(kernels, pool, packed(kernels, fmt, rows, n, k), x[:tokens]))
+            assert np.array_equal(*results)
+
+
 def test_tiny_and_zero_activations_give_finite_results(kernels, pool):
     matrix = packed(kernels, "Q4_0", raw_rows("Q4_0", 16, 64), 16, 64)
     x = np.array([[0.0] * 64, [1e-38] * 64, [1e-45] * 64, [1e36] * 64], np.float32)

@@ -52,7 +52,7 @@ def test_reads_outside_of_the_memory_are_refused(kernels: Kernels, offsets: list
         read_seconds(kernels, pool, allocate(MIB), np.array(offsets, np.int64), piece)
 
 
-@pytest.mark.parametrize("kind", ["int8", "f32"])
+@pytest.mark.parametrize("kind", ["int8", "f32", "maddubs", "madd"])
 def test_operations_grow_with_rounds_and_workers(kernels: Kernels, kind: str) -> None:
     with Pool([-1], kernels) as one, Pool([-1, -1], kernels) as two:
         single, seconds = compute(kernels, one, kind, 1000)  # type: ignore[arg-type]

@@ -83,6 +83,10 @@ def machine(monkeypatch):
 def test_the_best_usable_tier_is_chosen(machine):
     machine(SAPPHIRE_RAPIDS)
     assert choose_tier() == "avx2"
+    machine(SAPPHIRE_RAPIDS, built=("generic", "avx2", "avx512"))
+    assert choose_tier() == "avx512"
+    machine(ZEN1, built=("generic", "avx2", "avx512"))
+    assert choose_tier() == "avx2"
     machine(ZEN1, built=("generic",))
     assert choose_tier() == "generic"
 

@@ -1,0 +1,82 @@
+// AVX-512 kernels of F32, F16 and BF16 tiles: float32 FMA in K order, one accumulator per output, as in plain_avx2.h.
+#pragma once
+#include "kernels_avx512.h"
+#include "plain_avx2.h"
+
+namespace {
+
+// 16 rows x 2 k of a 16-bit format as float32: the even k and the odd k.
+template <int F> HETERO_INLINE void widen_pairs_512(const uint8_t *p, __m512 *even, __m512 *odd) {
+    const __m512i v = load512(p);
+    if (F == HETERO_BF16) {
+        *even = _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));
+        *odd = _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000))));
+    } else {
+        *even = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
+        *odd = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16)));
+    }
+}
+
+// One token of a 16-bit tile, from memory to registers.
+template <int F> void plain_one_512(const uint8_t *tile, int64_t k, const float *x, float *out) {
+    __m512 acc = _mm512_setzero_ps(), even, odd;
+    for (int64_t j = 0; j < k; j += 2, tile += 64) {
+        prefetch_line(tile);
+        widen_pairs_512<F>(tile, &even, &odd);
+        acc = _mm512_fmadd_ps(even, _mm512_set1_ps(x[j]), acc);
+        if (j + 1 < k) acc = _mm512_fmadd_ps(odd, _mm512_set1_ps(x[j + 1]), acc);
+    }
+    _mm512_storeu_ps(out, acc);
+}
+
+// `lines` lines of 16 rows x 2 k to a float32 panel [k][16].
+template <int F> void widen_lines_512(const uint8_t *from, int64_t lines, float *panel) {
+    for (int64_t j = 0; j < lines; j++, from += 64, panel += 2 * kRows) {
+        prefetch_line(from);
+        __m512 even, odd;
+        widen_pairs_512<F>(from, &even, &odd);
+        _mm512_store_ps(panel, even);
+        _mm512_store_ps(panel + kRows, odd);
+    }
+}
+
+// T tokens over `count` inputs of a float32 panel [k][16].
+template <int T>
+void plain_tokens_512(const float *panel, int64_t first_k, int64_t count, const Acts &acts, int64_t first, float *out,
+                      int64_t out_stride) {
+    const float *x[T];
+    __m512 acc[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) {
+        x[t] = acts.x + acts.row(first + t) * acts.x_stride + first_k;
+        acc[t] = first_k ? _mm512_loadu_ps(out + t * out_stride) : _mm512_setzero_ps();
+    }
+    for (int64_t j = 0; j < count; j++) {
+        const __m512 w = _mm512_loadu_ps(panel + kRows * j);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; t++) acc[t] = _mm512_fmadd_ps(w, _mm512_set1_ps(x[t][j]), acc[t]);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; t++) _mm512_storeu_ps(out + t * out_stride, acc[t]);
+}
+
+template <int F>
+void plain_avx512(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
+                  int64_t stride) {
+    if (n == 1 && F != HETERO_F32)
+        return plain_one_512<F>(tile, k, acts.x + acts.row(first) * acts.x_stride, out);
+    alignas(64) float decoded[kPlainChunk * kRows];
+    for (int64_t b = 0; b < k; b += kPlainChunk) {
+        const int64_t count = min64(kPlainChunk, k - b);
+        const uint8_t *from = tile + b / kBlock * kFormats[F].code_bytes;
+        if (F != HETERO_F32) widen_lines_512<F>(from, (count + 1) / 2, decoded);
+        const float *panel = F == HETERO_F32 ? reinterpret_cast<const float *>(from) : decoded;
+        int64_t t = 0;
+        for (; t + 8 <= n; t += 8) plain_tokens_512<8>(panel, b, count, acts, first + t, out + t * stride, stride);
+        for (; t + 4 <= n; t += 4) plain_tokens_512<4>(panel, b, count, acts, first + t, out + t * stride, stride);
+        for (; t + 2 <= n; t += 2) plain_tokens_512<2>(panel, b, count, acts, first + t, out + t * stride, stride);
+        for (; t < n; t++) plain_tokens_512<1>(panel, b, count, acts, first + t, out + t * stride, stride);
+    }
+}
+
+}  // namespace
