@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from hetero.cli.xdg import private_dir, private_file
+from hetero.cli.xdg import folder, private_dir, private_file
 from hetero.machine.types import Machine, Plan, PlanRequest
 
 _FILE = "predictions.jsonl"
@@ -75,8 +75,8 @@ def _shorten(path: Path) -> None:
 def runs() -> list[Run]:
     """All recorded runs, oldest first; lines that are damaged are passed over."""
     try:
-        text = (private_dir("state") / _FILE).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = (folder("state") / _FILE).read_text(encoding="utf-8", errors="replace")
+    except (OSError, RuntimeError):
         return []
     return list(_parsed(text.splitlines()))
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from hetero.cli import output, wording
 from hetero.machine.advice import Case, Change, Facts, advice, facts, remedy
@@ -87,9 +87,15 @@ def lines(label: str, text: str) -> None:
     """A labelled paragraph that folds under itself."""
     indent = 11
     rows = textwrap.wrap(text, width() - indent, break_long_words=True, break_on_hyphens=False) or [""]
-    output.result(f"{output.paint(f'{label:<{indent - 1}}', 'bold', sys.stdout)} {rows[0]}")
+    _put(f"{label:<{indent - 1}}", "bold", f" {rows[0]}")
     for row in rows[1:]:
         output.result(" " * indent + row)
+
+
+def _put(painted: str, style: output.Style, rest: str, before: str = "") -> None:
+    """A line with one part in a style; the rest is cleaned, as it may come from a file."""
+    head, tail = wording.clean(before), wording.clean(rest)
+    output.write(head + output.paint(wording.clean(painted), style, sys.stdout) + tail + "\n")
 
 
 def _head(case: Case, plan: Plan, known: Facts) -> None:
@@ -101,7 +107,8 @@ def _head(case: Case, plan: Plan, known: Facts) -> None:
     shown = [f for f in formats if f != "F32"] or formats
     lines("model", f"{case.index.name}: {one}, {' and '.join(shown)}")
     lines("machine", machine_text(case.machine, plan))
-    output.result(f"{output.paint('verdict', 'bold', sys.stdout)}    {verdict}, context {plan.context:,} tokens")
+    verdict, style = ("fits", "green") if plan.fits else ("does not fit", "red")
+    _put(verdict, cast(output.Style, style), f", context {plan.context:,} tokens", "verdict    ")
 
 
 def machine_text(machine: Machine, plan: Plan) -> str:
@@ -132,13 +139,13 @@ def _bars(plan: Plan, machine: Machine) -> None:
         room = _room(plan, machine, device) or used
         whole = max(used, room, 1)
         tail = f" {size_text(used)} of {size_text(room)}"
-        cells = max(10, width() - 11 - len(tail))
+        cells = max(6, width() - 11 - len(tail))
         bar = ""
         for line in lines:
             kind = line.part.partition(",")[0] if line.part.partition(",")[0] in _BAR else ""
             bar += _BAR[kind][plain] * round(cells * line.bytes / whole)
         bar = (bar[:cells]).ljust(cells, _BAR["free"][plain])
-        output.result(f"{device:<10} {output.paint(bar, 'cyan' if used <= room else 'red', sys.stdout)}{tail}")
+        _put(bar, "cyan" if used <= room else "red", tail, f"{device:<11}")
 
 
 def _draws_blocks() -> bool:
@@ -147,10 +154,11 @@ def _draws_blocks() -> bool:
 
 def _ledger(ledger: Sequence[LedgerLine]) -> None:
     plain = not _draws_blocks()
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for line in ledger:
         kind = line.part.partition(",")[0]
         rows.append((_BAR.get(kind, _BAR[""])[plain], line.part, line.device, size_text(line.bytes), line.source))
+    rows.append(("", "total", "", size_text(sum(line.bytes for line in ledger)), ""))
     output.table(rows, headers=("", "part", "device", "bytes", "source"), right=(3,))
 
 

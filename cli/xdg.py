@@ -13,13 +13,18 @@ _FALLBACK: dict[Kind, str] = {"config": ".config", "state": ".local/state", "cac
 
 def private_dir(kind: Kind) -> Path:
     """The `hetero` folder under the XDG directory of that kind, made with mode 0700; raises OSError."""
+    path = folder(kind)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def folder(kind: Kind) -> Path:
+    """Where that folder is or would be; nothing is made. Raises RuntimeError where the user has no home."""
     # The XDG specification says that relative paths in these variables are to be ignored.
     base = Path(os.environ.get(f"XDG_{kind.upper()}_HOME", ""))
     if not base.is_absolute():
         base = Path.home() / _FALLBACK[kind]
-    path = base / "hetero"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
+    return base / "hetero"
 
 
 def private_file(path: Path) -> Path:
