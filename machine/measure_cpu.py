@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from hetero.machine.disk import PIECE_BYTES, summary
 from hetero.machine.types import KernelRate, Machine, Measured, Node, RateAt
 from hetero.native import FORMATS, Kernels, PackedMatrix, Pool, allocate, packed_bytes
-from hetero.native.measure import compute, fill, read_seconds
+from hetero.native.measure import Kind, compute, fill, read_seconds
 
 _KNEE = 0.95
 _TOKENS = (1, 8, 128)
@@ -68,7 +67,7 @@ class CpuMeter:
         with _pool(self._cpus[:threads], self._kernels) as pool:
             return RateAt(threads, self._memory.stream(pool)), RateAt(threads, self._memory.gather(pool))
 
-    def arithmetic(self, kind: Literal["int8", "f32"]) -> Measured:
+    def arithmetic(self, kind: Kind) -> Measured:
         """Multiplications plus additions per second in registers, all threads."""
         with _pool(self._cpus, self._kernels) as pool:
             trial = compute(self._kernels, pool, kind, _TRIAL_ROUNDS)

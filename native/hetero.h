@@ -164,8 +164,9 @@ int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *mess
 
 /* Measurements for estimates. fill writes `data`, each worker its own share, so that pages lie where workers do. read
  * reads pieces of piece_bytes (a multiple of 128) at `offsets`, in that order, shared out among the workers. compute
- * repeats multiply-adds in registers on every worker and tells how many multiplications plus additions that were. */
-enum { HETERO_MEASURE_INT8, HETERO_MEASURE_F32 };
+ * repeats multiply-adds in registers on every worker and tells how many multiplications plus additions that were: of int8
+ * added up in int32, of float32, of int8 added up in int16, and of int16 added up in int32. */
+enum { HETERO_MEASURE_INT8, HETERO_MEASURE_F32, HETERO_MEASURE_MADDUBS, HETERO_MEASURE_MADD };
 int hetero_measure_fill(hetero_pool *pool, uint8_t *data, size_t data_bytes, char *message, size_t message_bytes);
 int hetero_measure_read(hetero_pool *pool, const uint8_t *data, size_t data_bytes, const int64_t *offsets,
                         int64_t n_offsets, int64_t piece_bytes, double *seconds, char *message, size_t message_bytes);

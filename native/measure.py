@@ -12,7 +12,9 @@ from hetero.native.library import ffi
 
 PIECE_STEP = 128
 """Pieces to read are whole multiples of so many bytes."""
-_KINDS = {"int8": 0, "f32": 1}  # HETERO_MEASURE_* of hetero.h
+Kind = Literal["int8", "f32", "maddubs", "madd"]
+"""int8 added up in int32, float32, int8 added up in int16 (what the unit gives at most), int16 added up in int32."""
+_KINDS: dict[Kind, int] = {"int8": 0, "f32": 1, "maddubs": 2, "madd": 3}  # HETERO_MEASURE_* of hetero.h
 
 
 def fill(kernels: Kernels, pool: Pool, data: Bytes) -> None:
@@ -34,7 +36,7 @@ def read_seconds(kernels: Kernels, pool: Pool, data: Bytes, offsets: npt.NDArray
     return float(seconds[0])
 
 
-def compute(kernels: Kernels, pool: Pool, kind: Literal["int8", "f32"], rounds: int) -> tuple[float, float]:
+def compute(kernels: Kernels, pool: Pool, kind: Kind, rounds: int) -> tuple[float, float]:
     """`rounds` of multiply-adds in registers on every worker: (multiplications plus additions, seconds)."""
     operations, seconds = ffi.new("double *"), ffi.new("double *")
     kernels.call("hetero_measure_compute", pool.native, _KINDS[kind], rounds, operations, seconds)
