@@ -95,6 +95,11 @@ int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t 
 int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
                   size_t x_bytes, int64_t n_tokens, const float *const *biases, float *const *outs,
                   const size_t *out_bytes, char *message, size_t message_bytes);
+/* out[t, :] = one tile of 16 rows times x[t, :]: what all products are made of, without a thread, a lock or memory of its
+ * own, so that it also runs on an emulated CPU. scratch is left as it is where the format is plain. */
+int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_bytes, const float *x, size_t x_bytes,
+                int64_t n_tokens, uint8_t *scratch, size_t scratch_bytes, float *out, size_t out_bytes, char *message,
+                size_t message_bytes);
 /* out[t, :] = sum over slots s of weights[t, s] * down(silu(gate(x[t])) * up(x[t])) of expert ids[t, s]; -1: none. */
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
                const int32_t *ids, const float *weights, int64_t top_k, float *out, size_t out_bytes, char *message,

@@ -238,6 +238,32 @@ int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t 
     return HETERO_OK;
 }
 
+int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t size, const float *x, size_t x_bytes,
+                int64_t n_tokens, uint8_t *scratch, size_t scratch_bytes, float *out, size_t out_bytes, char *text,
+                size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_shape(format, kRows, k, message)) return code;
+    if (n_tokens < 1 || n_tokens > kMaxRows)
+        return message.fail(HETERO_BAD_ARGUMENT, "a tile for %lld tokens", (long long)n_tokens);
+    if (const int code = check_buffer("tile", tile, size, tile_bytes(format, k), message)) return code;
+    if (const int code = check_buffer("x", x, x_bytes, 4 * n_tokens * k, message)) return code;
+    if (const int code = check_buffer("out", out, out_bytes, 4 * n_tokens * kRows, message)) return code;
+    Acts acts;
+    acts.x = x;
+    acts.x_stride = k;
+    if (!is_plain(format)) {
+        if (!scratch || scratch_bytes < ActBuffers::bytes(n_tokens, k))
+            return message.fail(HETERO_BAD_ARGUMENT, "scratch: %zu bytes given, %zu needed", scratch_bytes,
+                                ActBuffers::bytes(n_tokens, k));
+        ActBuffers to;
+        to.place(scratch, n_tokens, k);
+        for (int64_t i = 0; i < n_tokens; i++) quantize_row(x + i * k, k, to, i);
+        to.fill(&acts);
+    }
+    kTileKernels[format](tile, k, acts, 0, n_tokens, out, kRows);
+    return HETERO_OK;
+}
+
 int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
                   size_t x_bytes, int64_t n_tokens, const float *const *biases, float *const *outs,
                   const size_t *out_bytes, char *text, size_t text_bytes) {

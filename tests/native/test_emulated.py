@@ -1,0 +1,70 @@
+"""The built avx512 object on an emulated Sapphire Rapids, so that machines without AVX-512 test it too."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+
+import numpy as np
+import pytest
+
+from hetero.native import FORMATS, Kernels, Pool
+from hetero.native.library import library_path
+from tests.native.emulation.cpu import EmulatedCpu
+from tests.native.weights import USABLE, cpus, normal, packed, raw_rows
+
+BAD_ARGUMENT = 1
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    if platform.machine() != "x86_64" or library_path("avx512") is None:
+        pytest.skip("NOT TESTED: no avx512 kernels were built")
+    try:
+        return EmulatedCpu(tmp_path_factory.mktemp("shim"))
+    except (ImportError, OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"NOT TESTED: AVX-512 kernels on an emulated CPU, which does not load: {error}")
+
+
+@pytest.fixture(scope="module")
+def tile_function():
+    library = ctypes.CDLL(str(library_path("avx512")))
+    return ctypes.cast(library.hetero_tile, ctypes.c_void_p).value
+
+
+def emulated_product(cpu, function, matrix, x, scratch_bytes=None):
+    """(code, out) of one tile of 16 rows on the emulated CPU. No message: printf needs thread-local storage."""
+    tokens, k = x.shape
+    out = np.full((tokens, 16), np.nan, np.float32)
+    scratch = np.zeros(20 * tokens * k + 16384 if scratch_bytes is None else scratch_bytes, np.uint8)
+    arguments = [FORMATS[matrix.format].code, k]
+    for array in (matrix.data, x):
+        arguments += [array.ctypes.data, array.nbytes]
+    arguments.append(tokens)
+    for array in (scratch, out):
+        arguments += [array.ctypes.data, array.nbytes]
+    return cpu.call(function, *arguments, 0, 0), out
+
+
+@pytest.mark.skipif("avx2" not in USABLE, reason="NOT TESTED: nothing to compare with on a CPU without AVX2")
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_the_avx512_object_gives_the_bits_of_avx2_on_an_emulated_cpu(cpu, tile_function, fmt):
+    k = 256 if FORMATS[fmt].quantised else 75
+    kernels = Kernels("avx2")
+    matrix = packed(kernels, fmt, raw_rows(fmt, 16, k), 16, k)
+    x = normal(np.random.default_rng(12), 15, k)
+    for tokens in (1, 2, 3, 8, 15):
+        expected = np.empty((tokens, 16), np.float32)
+        with Pool(cpus(1), kernels) as pool:
+            kernels.linear(pool, matrix, x[:tokens], expected)
+        code, out = emulated_product(cpu, tile_function, matrix, x[:tokens])
+        assert code == 0
+        assert np.array_equal(out, expected)
+
+
+def test_scratch_that_is_too_short_is_refused(cpu, tile_function):
+    matrix = packed(Kernels("generic"), "Q4_0", raw_rows("Q4_0", 16, 64), 16, 64)
+    code, out = emulated_product(cpu, tile_function, matrix, np.ones((2, 64), np.float32), scratch_bytes=100)
+    assert code == BAD_ARGUMENT
+    assert np.isnan(out).all()
