@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero.cli import output
-from hetero.cli.xdg import private_dir
+from hetero.cli.xdg import folder, private_dir
 from hetero.machine.types import Machine, Rates
 
 
@@ -14,10 +14,10 @@ def with_known_rates(machine: Machine) -> Machine:
     """The machine with the rates of an earlier `hetero probe`, if there was one, and their age as a note."""
     from hetero.machine.rates import load_rates
 
-    folder = _folder()
-    if folder is None:
+    try:
+        kept = load_rates(machine, folder("cache"))
+    except RuntimeError:  # no home
         return machine
-    kept = load_rates(machine, folder)
     if kept.rates is None:
         return _told(machine, None, (kept.note,) if kept.note else ())
     return _told(machine, kept.rates, (*kept.rates.notes, f"rates measured {_ago(kept.age)}; --fresh measures again"))
@@ -31,20 +31,20 @@ def with_measured_rates(machine: Machine, fresh: bool) -> Machine:
     known = machine if fresh else with_known_rates(machine)
     if known.rates is not None and (known.rates.pcie or not known.gpus):
         return known
-    folder = _folder()
+    place = _folder()
     damage = () if known.rates else known.notes[len(machine.notes) :]
     line = output.StatusLine()
     try:
-        rates = measure(machine, folder, lambda done, total, what: line.show(f"measuring {what} ({done + 1}/{total})"))
+        rates = measure(machine, place, lambda done, total, what: line.show(f"measuring {what} ({done + 1}/{total})"))
     finally:
         line.clear()
     notes = (*damage, *rates.notes)
-    if folder is None:
+    if place is None:
         return _told(machine, rates, (*notes, "rates not kept: there is no folder for caches that can be written"))
     try:
-        store_rates(machine, rates, folder)
+        store_rates(machine, rates, place)
     except OSError as error:
-        notes = (*notes, f"rates not kept: {folder}: {error.strerror}")
+        notes = (*notes, f"rates not kept: {place}: {error.strerror}")
     return _told(machine, rates, notes)
 
 
