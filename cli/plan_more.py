@@ -6,8 +6,6 @@ import dataclasses
 import sys
 from dataclasses import replace
 
-import typer
-
 from hetero.cli import output, wording
 from hetero.cli.plan_view import width
 from hetero.machine import quantities
@@ -62,8 +60,8 @@ def _shown(name: str, value: float) -> str:
     return size_text(int(value)) if kind == "bytes" else f"{value:,.0f}"
 
 
-def show_target(case: Case, wanted: float, as_json: bool) -> None:
-    """Print the smallest change that reaches `wanted` tokens/s; exit 3 where no single one does."""
+def show_target(case: Case, wanted: float, as_json: bool) -> bool:
+    """Print the smallest change that reaches `wanted` tokens/s; False where no single one does."""
     made = case.plan()
     assert made.decode is not None
     reached = made.fits and made.decode.likely >= wanted
@@ -81,8 +79,7 @@ def show_target(case: Case, wanted: float, as_json: bool) -> None:
         output.table(rows, headers=("any one of these, smallest first", "decode", "option"))
     else:
         output.result(f"{case.index.name}: no single change reaches {wording.rate(wanted)} tok/s")
-    if not reached and not changes:
-        raise typer.Exit(3)
+    return reached or bool(changes)
 
 
 def moe_of_equal_memory(case: Case, plan: Plan) -> tuple[str, float] | None:

@@ -1,13 +1,13 @@
-"""From the options of `hetero plan` to a case: which model, which machine, which request. Nothing here prints."""
+"""From the options of `hetero plan` to its answer: which model, which machine, which request, which question."""
 
 from __future__ import annotations
 
-import json
+import json as _json
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.machine import quantities
-from hetero.machine.types import Machine, TierError, UsageError
+from hetero.machine.types import Machine, PlanRequest, TierError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,119 @@ class Said:
             for name in self.__slots__
             if (value := getattr(self, name)) is not None
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a plan, as it was typed."""
+
+    context: str | None
+    kv_dtype: str
+    experts: str | None
+    dense: str | None
+    reserve: str | None
+    threads: int | None
+    device: str
+    depth: str | None
+    prompt: str | None
+    force: bool
+
+    def request(self) -> PlanRequest:
+        """The same, read. Raises UsageError."""
+        from hetero.native.widths import format_name
+
+        return PlanRequest(
+            device=self.device,
+            threads=self.threads,
+            context=_tokens(self.context, "--context"),
+            kv_dtype=self.kv_dtype,
+            force=self.force,
+            experts=None if self.experts is None else format_name(self.experts),
+            dense=None if self.dense is None else format_name(self.dense),
+            reserve=None if self.reserve is None else quantities.parse_bytes_or_zero(self.reserve, "--reserve"),
+            depth=_tokens(self.depth, "--depth"),
+            prompt=_tokens(self.prompt, "--prompt"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of the capacity for agents, as it was typed."""
+
+    agents: int | None = None
+    hit_rate: float | None = None
+    trace: Path | None = None
+    node_ram: str | None = None
+    node_net: str | None = None
+    node_prefill: float | None = None
+    node_decode: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether it is the question."""
+        return self.agents is not None or self.hit_rate is not None or self.trace is not None
+
+
+def answer(
+    model: str | None,
+    said: Said,
+    wanted: Wanted,
+    capacity: Asked,
+    json: bool,
+    explain: bool,
+    target: float | None,
+    sweep: str | None,
+    history: bool,
+    calibrate: bool,
+) -> bool:
+    """Answer the one question that the options ask; whether it fits, or the target was reached."""
+    from hetero.cli import plan_capacity, plan_history, plan_more, plan_view
+    from hetero.cli.history import calibrated
+    from hetero.machine.advice import Case
+    from hetero.models.describe import describe
+
+    _one_question(explain, target, sweep, capacity, history)
+    if history:
+        plan_history.show(json)
+        return True
+    request, machine = wanted.request(), machine_of(said, wanted.device)
+    if calibrate and not said.figures():
+        request = calibrated(request, machine)
+    case = Case(describe(_name(model)), machine, request)
+    if sweep is not None:
+        plan_more.show_sweep(case, sweep, json)
+    elif capacity.given:
+        plan_capacity.show(case, capacity, json)
+    elif target is not None:
+        return plan_more.show_target(case, target, json)
+    else:
+        made = case.plan()
+        inputs = {"model": _name(model), "machine": said.figures()}
+        plan_view.show(case, made, json, inputs=inputs, explain=explain)
+        return made.fits
+    return True
+
+
+def _name(model: str | None) -> str:
+    if model is None:
+        from hetero.models import demo
+
+        return str(demo.path())
+    if not model.strip():
+        raise UsageError("MODEL is empty", "give a card, a file, a directory or an address")
+    return model
+
+
+def _one_question(explain: bool, target: float | None, sweep: str | None, capacity: Asked, history: bool) -> None:
+    given = {"--explain": explain, "--target-tps": target is not None, "--sweep": sweep is not None}
+    given |= {"--agents, --hit-rate or --trace": capacity.given, "--history": history}
+    asked = [name for name, present in given.items() if present]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} cannot be answered at once", "give one of them")
+
+
+def _tokens(text: str | None, what: str) -> int | None:
+    return None if text is None else quantities.parse_tokens(text, what)
 
 
 def machine_of(said: Said, device: str) -> Machine:
@@ -68,7 +181,7 @@ def read_machine(path: Path) -> Machine:
     except OSError as error:
         raise TierError(f"{path}: cannot be read: {error.strerror}", "check the path") from None
     try:
-        data = json.loads(text)
+        data = _json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: is no JSON ({error})", "hetero probe --json > FILE writes one") from None
     try:

@@ -44,17 +44,8 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         raise HardwareError(machine.isa_reason or "no native kernels for this CPU", "hetero probe shows every tier")
     cpus, notes = _threads(machine, request.threads)
     index = with_formats(index, request.experts, request.dense)
-    kv_dtype = _kv_dtype(index, request.kv_dtype)
-    context, context_notes = _wanted_context(index, request)
-    notes += context_notes
-    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed_on_gpu=request.dense is not None)
-    shape, device_notes = _place(index, machine, request, shape)
-    notes += device_notes
-    room = _room(machine, shape.placement, request.reserve)
-    if request.context is None:
-        shape = _shrink(index, shape, room)
-        if shape.context < context:
-            notes += [f"context {shape.context} instead of {context}: more does not fit in {machine.memory_reason}"]
+    shape, room, shape_notes = _shape(index, machine, request)
+    notes += shape_notes
     ledger = make_ledger(index, shape)
     short = _shortfalls(ledger, room)
     if short and not request.force:
@@ -68,7 +59,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         isa_tier=machine.isa_tier,
         cpus=cpus,
         context=shape.context,
-        kv_dtype=kv_dtype,
+        kv_dtype=shape.kv_dtype,
         prefill_chunk=shape.prefill_chunk,
         ledger=ledger,
         memory_bytes=machine.memory_bytes,
@@ -79,6 +70,21 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         hot_experts=_hot_experts(index, shape, ledger, room),
         missing=tuple(short.items()),
     )
+
+
+def _shape(index: ModelIndex, machine: Machine, request: PlanRequest) -> tuple[Shape, dict[str, int], list[str]]:
+    """Placement, context and types; the bytes free per device; notes."""
+    context, notes = _wanted_context(index, request)
+    kv_dtype = _kv_dtype(index, request.kv_dtype)
+    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed_on_gpu=request.dense is not None)
+    shape, device_notes = _place(index, machine, request, shape)
+    notes += device_notes
+    room = _room(machine, shape.placement, request.reserve)
+    if request.context is None:
+        shape = _shrink(index, shape, room)
+        if shape.context < context:
+            notes += [f"context {shape.context} instead of {context}: more does not fit in {machine.memory_reason}"]
+    return shape, room, notes
 
 
 def _readiness(index: ModelIndex, shape: Shape) -> list[str]:
@@ -276,7 +282,8 @@ def _remedy(index: ModelIndex, shape: Shape, room: Mapping[str, int], short: Map
     device, missing = next(iter(short.items()))
     if device != "cpu":
         return f"--device cpu, or free {size_text(missing)} on the GPU"
-    return f"free {size_text(missing)} of memory or choose a smaller model or quantisation; --force loads it anyway"
+    whole = size_text(room[device] + missing)
+    return f"free {size_text(missing)} of memory ({whole} in all), or choose a smaller model; --force loads it anyway"
 
 
 def _smaller_formats(index: ModelIndex) -> list[tuple[str, str]]:
