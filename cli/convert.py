@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hetero.cli import options, output
-from hetero.machine.types import UsageError
+from hetero.cli import options, output, plan_view
+from hetero.machine.types import ModelIndex, Plan, PlanRequest, UsageError
 from hetero.machine.units import size_text
 
 if TYPE_CHECKING:
+    from hetero.machine.advice import Case
     from hetero.models.conversion import ConvertReport
 
 Experts = Literal["keep", "q4", "q8", "bf16"]
@@ -129,9 +130,27 @@ def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> No
         "expert_bytes": layout.expert_bytes,
         "free_bytes": shutil.disk_usage(path.absolute().parent).free,
     }
+    case, plan = _plan_of_store(index, experts)
     if as_json:
-        output.json_result("hetero.convert", {"path": str(path), "experts": experts, "dry_run": True, **sizes})
+        body = {"path": str(path), "experts": experts, "dry_run": True, **sizes}
+        made = plan_view.plan_body(case, plan, inputs={"model": str(src), "machine": {}})
+        output.json_result("hetero.convert", body | {"plan": made})
         return
     rows = [("model", f"{index.name} ({index.architecture})"), ("store", str(path)), ("experts", experts)]
     labels = ("source", "dense part", "experts", "free on disk")
     output.table([*rows, *zip(labels, map(size_text, sizes.values()), strict=True)])
+    plan_view.show_briefly(plan)
+
+
+def _plan_of_store(index: ModelIndex, experts: Experts) -> tuple[Case, Plan]:
+    """What the store would need and do here; the same plan as every command's."""
+    from hetero.cli.history import calibrated
+    from hetero.cli.rates import with_known_rates
+    from hetero.machine.advice import Case
+    from hetero.machine.probe import probe
+    from hetero.models.layout import EXPERT_TARGETS
+
+    machine = with_known_rates(probe(quick=True))
+    request = calibrated(PlanRequest(experts=EXPERT_TARGETS.get(experts)), machine)
+    case = Case(index, machine, request)
+    return case, case.plan()

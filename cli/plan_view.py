@@ -22,11 +22,11 @@ _BAR = {"experts": "█#", "dense": "▓=", "kv cache": "▒-", "": "▪+", "fre
 
 def show(case: Case, plan: Plan, as_json: bool, *, inputs: Mapping[str, Any], explain: bool = False) -> None:
     """Print the plan, or one JSON object of schema `hetero.plan`; `inputs` are what the command line said."""
+    if as_json:
+        output.json_result("hetero.plan", plan_body(case, plan, inputs))
+        return
     changes = advice(case, plan)
     fix = "" if plan.fits else remedy(case)
-    if as_json:
-        output.json_result("hetero.plan", body(case, plan, changes, fix, inputs))
-        return
     known = facts(case.index)
     _head(case, plan, known)
     _bars(plan, case.machine)
@@ -43,8 +43,19 @@ def show(case: Case, plan: Plan, as_json: bool, *, inputs: Mapping[str, Any], ex
         output.note(text)
 
 
-def body(case: Case, plan: Plan, changes: Sequence[Change], fix: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def show_briefly(plan: Plan) -> None:
+    """Whether it fits, and how fast, in one line each."""
+    room = f"{size_text(plan.total_bytes)} of {size_text(plan.memory_bytes)}"
+    lines("here", f"{'fits' if plan.fits else 'does not fit'}, {room}")
+    if plan.prefill is not None and plan.decode is not None:
+        rates = [f"{wording.rate(e.low)} to {wording.rate(e.high)} tok/s" for e in (plan.prefill, plan.decode)]
+        lines("speed", f"prefill {rates[0]}, decode {rates[1]}")
+
+
+def plan_body(case: Case, plan: Plan, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """All of the plan under stable keys."""
+    changes = advice(case, plan)
+    fix = "" if plan.fits else remedy(case)
     request = dataclasses.asdict(case.request)
     del request["force"]
     return {
