@@ -17,7 +17,7 @@ KT_PYTHON ?=
 NICE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint typing bench bench-peers bench-kernels soak demo-train clean
+.PHONY: help setup chat test lint typing bench bench-peers bench-kernels bench-plan soak demo-train clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -43,6 +43,9 @@ bench-peers: $(VENV)/.test  ## against llama.cpp (PEER_PYTHON=), ik_llama.cpp (I
 
 bench-kernels: $(VENV)/.ready  ## every kernel by tier, format and token count beside this machine's ceilings
 	@$(BIN)/python -m bench.kernels $(ARGS)
+
+bench-plan: $(VENV)/.test  ## what hetero plan predicts against what hetero bench measures here (MODELS="a b")
+	@$(BIN)/python -m bench.plan --models "$(MODELS)" $(ARGS)
 
 soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
 	$(BIN)/python -m pytest -m soak $(ARGS)
