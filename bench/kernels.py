@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hetero.machine.ceilings import Ceilings, measure_ceilings
 from hetero.machine.cpu import usable_cpus
-from hetero.machine.measure_cpu import CpuMeter, Effort
 from hetero.native import FORMATS, Kernels, PackedMatrix, Pool, allocate, cpu_tiers, packed_bytes
 from hetero.native.prepared import PreparedLinear
 
@@ -31,31 +31,7 @@ TOKENS = (1, 2, 4, 8, 16, 64, 256)
 SHAPES = ((768, 2048), (2048, 768))
 _TOGETHER = 8
 """Matrices in one call."""
-_DOT_PRODUCTS = 0.8
-"""A tier whose int8 rate is so near that of maddubs has an instruction for it."""
 _SET_BYTES = 256 << 20
-_EFFORT = Effort(set_bytes=_SET_BYTES, samples=5)
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Of one tier on all threads: bytes/s of a linear read, and operations/s of each kind of multiply-adds."""
-
-    read: float
-    int8: float
-    maddubs: float
-    madd: float
-    f32: float
-
-    def arithmetic(self, fmt: str) -> float:
-        """Operations per second of the kind that a format's products are made of."""
-        info = FORMATS[fmt]
-        if not info.quantised:
-            return self.f32
-        if info.code_bits < 8:
-            return max(self.int8, self.maddubs)
-        # Two products of signed 8-bit codes do not fit into int16, so without dot products they are widened first.
-        return self.int8 if self.int8 > _DOT_PRODUCTS * self.maddubs else self.madd
 
 
 @dataclass(frozen=True)
@@ -82,14 +58,6 @@ def cell(tier: str, fmt: str, shape: tuple[int, int], tokens: int, seconds: floa
     return Cell(tier, fmt, n, k, tokens, seconds, reads, ops, *shares)
 
 
-def ceilings_of(tier: str, cpus: Sequence[int]) -> Ceilings:
-    """Measures them."""
-    meter = CpuMeter(cpus, tier, _EFFORT)
-    read = meter.memory(len(cpus))[0].rate.value
-    kinds = (meter.arithmetic(kind).value for kind in ("int8", "maddubs", "madd", "f32"))
-    return Ceilings(read, *kinds)
-
-
 def measure(tier: str, cpus: Sequence[int], formats: Sequence[str], budget: float) -> Iterator[tuple[Cell, ...]]:
     """The cells of each format in turn, with `budget` seconds for each; ceilings are measured before every format."""
     kernels = Kernels(tier)
@@ -97,7 +65,7 @@ def measure(tier: str, cpus: Sequence[int], formats: Sequence[str], budget: floa
         memory = allocate(_SET_BYTES)
         memory[:] = 0x11  # a normal number in every format
         for fmt in formats:
-            ceilings = ceilings_of(tier, cpus)
+            ceilings = measure_ceilings(cpus, tier)
             found = []
             for shape in SHAPES:
                 products = _products(kernels, memory, fmt, shape)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli import compare as in_turns
 from hetero.cli import history, options, output, session, wording
+from hetero.cli import roofline as by_stage
+from hetero.cli.runs import Sizes, Turns
 from hetero.machine.types import PlanRequest, UsageError
 from hetero.machine.units import size_text
 
 if TYPE_CHECKING:
     from hetero.engine import Engine
-
-_SEED = 1
 
 
 def bench(
@@ -32,6 +31,13 @@ def bench(
         int, typer.Option("--depth", metavar="N", min=0, help="Tokens in the context before decoding.")
     ] = 0,
     repeat: Annotated[int, typer.Option("--repeat", "-r", metavar="N", min=1, help="Runs, after one to warm up.")] = 5,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--compare", metavar="A B", help="Two models in turns, instead of MODEL.", show_default=False),
+    ] = None,
+    roofline: Annotated[
+        bool, typer.Option("--roofline", help="Each stage's share of what memory and arithmetic of this CPU give.")
+    ] = False,
     threads: options.Threads = None,
     device: options.Device = "auto",
     context: options.Context = None,
@@ -45,20 +51,27 @@ def bench(
     """Measure tokens per second."""
     if not prefill and not decode:
         raise UsageError("--prefill and --decode are both 0", "give at least one of them a number of tokens")
+    if compare is not None and (model is not None or roofline or dry_run):
+        raise UsageError("--compare A B measures just these two", "leave out MODEL, --roofline and --dry-run")
     need = max(prefill, max(depth, 1) + decode) + 1
     if context is not None and context < need:
         raise UsageError(f"--context {context} is too small: these runs need {need}", f"leave it out, or give {need}")
     request = PlanRequest(device, threads, context or need, kv_dtype, force or dry_run)
     request = replace(request, depth=max(depth, 1) + decode // 2, prompt=prefill or None)
+    sizes = Sizes(prefill, decode, depth)
+    if compare is not None:
+        return in_turns.compare(compare, request, sizes, repeat, json)
     prepared = session.prepare(model, request)
     if dry_run:
         return session.show_plan(prepared, json)
     if prepared.is_demo:
         session.note_demo()
     with contextlib.closing(prepared.load(keep=False)) as engine:
-        runs = _measure(engine, prefill, decode, depth, repeat)
+        if roofline:
+            return by_stage.roofline(engine, prepared, sizes, repeat, json)
+        runs = _measure(engine, sizes, repeat)
     _record(prepared, runs)
-    _report(prepared, runs, (prefill, decode, depth), json)
+    _report(prepared, runs, sizes, json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,43 +82,19 @@ class Runs:
     decode: tuple[float, ...]
 
 
-def _measure(engine: Engine, prefill: int, decode: int, depth: int, repeat: int) -> Runs:
-    draw = random.Random(_SEED)
-    tokens = engine.text.n_tokens
-    prompt = [draw.randrange(tokens) for _ in range(prefill)]
-    start = [draw.randrange(tokens) for _ in range(max(depth, 1))]
+def _measure(engine: Engine, sizes: Sizes, repeat: int) -> Runs:
+    turns = Turns(engine, sizes)
     read: list[float] = []
     written: list[float] = []
     status = output.StatusLine()
     for turn in range(repeat + 1):
         status.show(f"run {turn} of {repeat}" if turn else "warming up")
-        if prefill:
-            read.append(_prefill_tps(engine, prompt))
-        if decode:
-            written.append(_decode_tps(engine, start, decode))
+        if sizes.prefill:
+            read.append(turns.prefill())
+        if sizes.decode:
+            written.append(turns.decode())
     status.clear()
     return Runs(tuple(read[1:]), tuple(written[1:]))
-
-
-def _prefill_tps(engine: Engine, prompt: Sequence[int]) -> float:
-    """Prompt tokens per second until the first token is there; no earlier run's KV cache is used."""
-    from hetero.engine import Sampling
-
-    began = time.perf_counter()
-    for _ in engine.generate(prompt, Sampling(max_tokens=1, ignore_eos=True), reuse=False):
-        pass
-    return len(prompt) / (time.perf_counter() - began)
-
-
-def _decode_tps(engine: Engine, start: Sequence[int], count: int) -> float:
-    """Tokens per second over `count` steps of one token each, counted from the token that prefill yields."""
-    from hetero.engine import Sampling, Token
-
-    times: list[float] = []
-    for event in engine.generate(start, Sampling(max_tokens=count + 1, ignore_eos=True)):
-        if isinstance(event, Token):
-            times.append(time.perf_counter())
-    return (len(times) - 1) / (times[-1] - times[0])
 
 
 def peak_rss_bytes() -> int:
@@ -129,8 +118,8 @@ def _record(prepared: session.Prepared, runs: Runs) -> None:
     )
 
 
-def _report(prepared: session.Prepared, runs: Runs, sizes: tuple[int, int, int], as_json: bool) -> None:
-    prefill, decode, depth = sizes
+def _report(prepared: session.Prepared, runs: Runs, sizes: Sizes, as_json: bool) -> None:
+    prefill, decode, depth = sizes.prefill, sizes.decode, sizes.depth
     plan, peak = prepared.plan, peak_rss_bytes()
     if as_json:
         body: dict[str, Any] = {"model": prepared.index.name, "prefill": prefill, "decode": decode, "depth": depth}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from hetero.engine.attention import Attention, NativeAttention, TorchAttention
-from hetero.engine.batch import make_batch
+from hetero.engine.batch import Batch, make_batch
 from hetero.engine.events import Event, Prefill
 from hetero.engine.kvcache import KVCache
 from hetero.engine.ops import Ops, Runtime
@@ -19,6 +20,7 @@ from hetero.engine.owners import DenseOwner, NativeOwner, TorchOwner
 from hetero.engine.request import Request
 from hetero.engine.sampling import Sampler, Sampling
 from hetero.engine.schedule import Schedule
+from hetero.engine.timing import Stopwatch, TimedOps
 from hetero.machine.plan import plan as make_plan
 from hetero.machine.probe import probe
 from hetero.machine.types import Plan, PlanRequest, UsageError
@@ -52,6 +54,7 @@ class Engine:
         self._runtime = Runtime(model, owner, self._pool, attention)
         self._forward = FAMILIES[model.config.family].forward
         self._schedule = Schedule(self._kv, plan.prefill_chunk)
+        self._make_ops: Callable[[Runtime, Batch], Ops] = Ops
 
     @classmethod
     def load(
@@ -110,6 +113,16 @@ class Engine:
         next(events)  # begun, so that it gives its place back also when it is dropped before it is read
         return events
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[Stopwatch]:
+        """While it lasts, steps are timed by stage; only where the dense parts are on the CPU."""
+        watch = Stopwatch()
+        self._make_ops = partial(TimedOps, watch)
+        try:
+            yield watch
+        finally:
+            self._make_ops = Ops
+
     def close(self) -> None:
         """Stop the worker threads; the engine cannot be used afterwards."""
         self._pool.close()
@@ -153,7 +166,7 @@ class Engine:
             assert request.sequence is not None
             parts.append((request.sequence, tokens, request.wanted_rows(len(tokens))))
         batch = make_batch(parts, self._runtime.owner.device)
-        logits = self._forward(self.model.config, batch, Ops(self._runtime, batch))
+        logits = self._forward(self.model.config, batch, self._make_ops(self._runtime, batch))
         for sequence, tokens, _ in parts:
             self._kv.pool.extend(sequence, tokens)
         return logits

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench import kernels
-from bench.kernels import Ceilings, cell
+from bench.kernels import cell
+from hetero.machine.ceilings import Ceilings
 
 AVX2 = Ceilings(read=50e9, int8=500e9, maddubs=900e9, madd=450e9, f32=250e9)
-VNNI = Ceilings(read=50e9, int8=1800e9, maddubs=1850e9, madd=920e9, f32=530e9)
 
 
 def test_bytes_are_those_of_the_packed_matrix_and_operations_two_a_weight_and_token() -> None:
@@ -22,21 +22,6 @@ def test_bytes_are_those_of_the_packed_matrix_and_operations_two_a_weight_and_to
     assert found.ops_per_s == pytest.approx(2 * 768 * 2048 * 4 / 1e-4)
     assert found.of_read == pytest.approx(size / 1e-4 / 50e9)
     assert found.of_arithmetic == pytest.approx(2 * 768 * 2048 * 4 / 1e-4 / 900e9)
-
-
-@pytest.mark.parametrize(
-    ("fmt", "ceilings", "rate"),
-    [
-        ("Q4_0", AVX2, 900e9),
-        ("Q6_K", AVX2, 900e9),
-        ("Q8_0", AVX2, 450e9),
-        ("Q8_0", VNNI, 1800e9),
-        ("BF16", AVX2, 250e9),
-        ("F32", VNNI, 530e9),
-    ],
-)
-def test_each_format_has_the_ceiling_of_its_own_instructions(fmt: str, ceilings: Ceilings, rate: float) -> None:
-    assert ceilings.arithmetic(fmt) == rate
 
 
 def test_a_table_has_a_row_for_each_token_count_and_both_shapes() -> None:

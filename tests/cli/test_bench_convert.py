@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetero.cli import bench
+from hetero.cli.runs import Sizes
 from tests.cli.harness import Run
 from tests.tiny import tiny_config
 
@@ -55,7 +56,7 @@ def test_every_prefill_run_reads_its_whole_prompt(model: Path) -> None:
 
     engine = Engine.load(model, context=300)
     try:
-        runs = bench._measure(Watched(engine), 200, 4, 100, 2)  # type: ignore[arg-type]
+        runs = bench._measure(Watched(engine), Sizes(200, 4, 100), 2)  # type: ignore[arg-type]
     finally:
         engine.close()
     assert len(runs.prefill) == len(runs.decode) == 2

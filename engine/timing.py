@@ -1,0 +1,76 @@
+"""Operations that say how long they take, by stage, for `hetero bench --roofline`. Nothing else uses them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from hetero.engine.batch import Batch
+from hetero.engine.ops import Ops, Runtime
+from hetero.models.stages import STAGES, stage_of
+
+Result = TypeVar("Result")
+
+
+class Stopwatch:
+    """Seconds of each stage since it was last cleared."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+
+    def clear(self) -> None:
+        """Start again."""
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+
+    def time(self, stage: str, work: Callable[[], Result]) -> Result:
+        """The result of `work`, whose time is added to `stage`."""
+        began = time.perf_counter()
+        result = work()
+        self.seconds[stage] += time.perf_counter() - began
+        return result
+
+
+class TimedOps(Ops):
+    """Ops on the CPU, where a call has finished when it returns."""
+
+    def __init__(self, watch: Stopwatch, runtime: Runtime, batch: Batch) -> None:
+        super().__init__(runtime, batch)
+        self._watch = watch
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._watch.time("embedding", lambda: super(TimedOps, self).embed(token_ids))
+
+    def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+        return self._watch.time("norms", lambda: super(TimedOps, self).norm(name, x, eps))
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self._watch.time(stage_of(name), lambda: super(TimedOps, self).linear(name, x))
+
+    def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
+        return self._watch.time(stage_of(names[0]), lambda: super(TimedOps, self).linears(names, x))
+
+    def rotate(self, x: torch.Tensor) -> torch.Tensor:
+        return self._watch.time("attention", lambda: super(TimedOps, self).rotate(x))
+
+    def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return self._watch.time("experts", lambda: super(TimedOps, self).experts(layer, x, ids, weights))
+
+    def attention(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        scale: float,
+        norms: tuple[str, str] | None = None,
+    ) -> torch.Tensor:
+        return self._watch.time("attention", lambda: super(TimedOps, self).attention(layer, q, k, v, scale, norms))
+
+    def latent_attention(
+        self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        parts = layer, q_nope, q_rope, latent, scale
+        return self._watch.time("attention", lambda: super(TimedOps, self).latent_attention(*parts))
