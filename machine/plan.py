@@ -122,8 +122,9 @@ def _estimates(
     """Prefill and decode, scaled by what earlier runs on this machine showed."""
     depth = shape.context // 2 if request.depth is None else request.depth
     prompt = min(shape.prefill_chunk, shape.context) if request.prompt is None else request.prompt
-    if depth < 0 or prompt < 1:
-        raise UsageError(f"a prompt of {prompt} tokens after {depth} cannot be", "give at least one token")
+    if not 0 <= depth <= shape.context or not 1 <= prompt <= shape.context:
+        text = f"{max(depth, prompt):,} tokens do not fit in a context of {shape.context:,}"
+        raise UsageError(text, f"--context {max(depth, prompt)}")
     on_gpu = shape.placement.dense != "cpu"
     load = estimate.Load(on_gpu, shape.packed_on_gpu, KV_BYTES[shape.kv_dtype], missed, shape.prefill_chunk)
     made, rates = traffic(index), speeds(machine, threads)
@@ -154,6 +155,8 @@ def _hot_experts(
 def _threads(machine: Machine, wanted: int | None) -> tuple[tuple[int, ...], list[str]]:
     """The CPUs to pin workers to, and notes."""
     usable = len(machine.cpus)
+    if not usable:
+        raise UsageError("the machine has no usable CPU", "hetero probe --json > FILE writes a machine file")
     if wanted is None:
         return machine.cpus, []
     if wanted < 1:

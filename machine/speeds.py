@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from hetero.machine import assumptions as assumed
-from hetero.machine.types import KernelRate, Machine, Measured, RateAt, Source
+from hetero.machine.types import KernelRate, Machine, Measured, RateAt, Rates, Source, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class Speeds:
 def speeds(machine: Machine, threads: int) -> Speeds:
     """The rates with `threads` worker threads."""
     rates = machine.rates
-    tier = machine.isa_tier or "generic"
+    _check(rates)
+    tier = machine.isa_tier if machine.isa_tier in assumed.INT8_PER_CYCLE else "generic"
     stream = _read(rates.stream_read if rates else (), threads, machine, "stream reads")
     gather = _read(rates.gather_read if rates else (), threads, machine, "expert-sized random reads")
     if rates and not rates.gather_read and rates.stream_read:
@@ -74,6 +75,18 @@ def speeds(machine: Machine, threads: int) -> Speeds:
     )
 
 
+def _check(rates: Rates | None) -> None:
+    """Refuses rates of zero, which a machine file may hold and nothing could be divided by."""
+    if rates is None:
+        return
+    every = [r.rate for r in (*rates.stream_read, *rates.gather_read)] + [k.rate for k in rates.kernels]
+    every += [r for r in (rates.int8_ops, rates.f32_flops, rates.ssd_read, rates.pcie) if r is not None]
+    if any(not 0 < rate.value < math.inf for rate in every):
+        raise UsageError("the machine has a rate of 0", "measure it again: hetero probe --fresh")
+    if any(r.threads < 1 for r in (*rates.stream_read, *rates.gather_read)) or any(k.tokens < 1 for k in rates.kernels):
+        raise UsageError("the machine has a rate of no threads or no tokens", "measure it again: hetero probe --fresh")
+
+
 def _scaled(kernels: tuple[KernelRate, ...], share: float) -> tuple[KernelRate, ...]:
     """Fewer threads than those that were measured compute as much less."""
     if share >= 1.0:
@@ -84,7 +97,7 @@ def _scaled(kernels: tuple[KernelRate, ...], share: float) -> tuple[KernelRate, 
 def _read(measured: tuple[RateAt, ...], threads: int, machine: Machine, what: str) -> Speed:
     whole = sorted((r for r in measured if r.cpu_node is None and r.memory_node is None), key=lambda r: r.threads)
     if not whole:
-        value = min(assumed.READ_PER_CORE * threads, assumed.READ_MOST * machine.sockets)
+        value = min(assumed.READ_PER_CORE * threads, assumed.READ_MOST * max(1, machine.sockets))
         return Speed(value, "assumed", f"{assumed.READ_PER_CORE / 1e9:g} GB/s a thread; hetero probe measures it")
     fitting = [r for r in whole if r.threads <= threads]
     best = max(fitting, key=lambda r: r.rate.value) if fitting else whole[0]
@@ -108,7 +121,8 @@ def _known(measured: Measured | None, fallback: float, what: str) -> Speed:
 def _pcie(machine: Machine) -> Measured | None:
     """A link that was said or seen on the device, else the one that `hetero probe` measured."""
     on_device = machine.devices[0].pcie_bytes_per_s if machine.devices else None
-    return on_device or (machine.rates.pcie if machine.rates else None)
+    known = on_device or (machine.rates.pcie if machine.rates else None)
+    return known if known and known.value > 0 else None
 
 
 def _gpu_data(machine: Machine) -> tuple[Speed, Speed]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from hetero.machine import quantities
 from hetero.machine.advice import Case, advice, remedy, sweep, target
 from hetero.machine.plan import plan
 from hetero.machine.serialize import from_json, to_json
-from hetero.machine.types import KernelRate, Measured, PlanRequest, RateAt, Rates, UsageError
+from hetero.machine.types import HeteroError, KernelRate, Measured, PlanRequest, RateAt, Rates, UsageError
 from hetero.machine.whatif import BLANK, WhatIf, imagine
 from hetero.models.card import cards
 
@@ -170,3 +171,53 @@ def test_what_does_not_fit_has_a_remedy_that_fits() -> None:
     fixed: Any = replace(small, request=replace(small.request, experts="Q4_0"))
     assert plan(fixed.index, fixed.machine, fixed.request).fits
     assert remedy(fixed) == ""
+
+
+def broken_machines() -> list[dict[str, Any]]:
+    """A machine file with each of its values, also nested ones, replaced by what does not belong there."""
+    machine = imagine(BLANK, WhatIf(ram=64 * GIB, vram=GIB, bandwidth=1e11, pcie=1e10, isa="amx", ssd=1e9))
+    kernels = (KernelRate("Q4_0", 1, Measured(1e11, "op/s")),)
+    whole = to_json(replace(machine, rates=replace(machine.rates or Rates(), kernels=kernels)))
+    text = json.dumps(whole)
+    made: list[dict[str, Any]] = []
+
+    def places(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        inner = (
+            list(value.items())
+            if isinstance(value, dict)
+            else list(enumerate(value))
+            if isinstance(value, list)
+            else []
+        )
+        return [path, *(found for key, item in inner for found in places(item, (*path, key)))]
+
+    for path in places(json.loads(text), ())[1:]:
+        for bad in (0, -1, 1e300, None, [], {}, "", "x", True, float("nan"), float("inf")):
+            copy = json.loads(text)
+            home = copy
+            for key in path[:-1]:
+                home = home[key]
+            home[path[-1]] = bad
+            made.append(copy)
+    return made
+
+
+def test_no_machine_file_ends_in_a_bug() -> None:
+    index = cards()["qwen3-30b-a3b"].index
+    small = replace(
+        index, tensors=tuple(t for t in index.tensors if ".layers." not in t.name or ".layers.1." in t.name)
+    )
+    planned = 0
+    for data in broken_machines():
+        try:
+            plan(small, from_json(data), PlanRequest(force=True))
+            planned += 1
+        except HeteroError as error:
+            assert error.code in (2, 3)
+    assert planned > 20
+
+
+@pytest.mark.parametrize("request_", [PlanRequest(depth=5000, context=4096), PlanRequest(prompt=5000, context=4096)])
+def test_more_tokens_than_the_context_holds_are_a_usage_error(request_: PlanRequest) -> None:
+    with pytest.raises(UsageError, match="do not fit in a context"):
+        plan(CASE.index, XEON, replace(request_, experts="Q4_0"))
