@@ -49,9 +49,10 @@ _FEATURES: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("avx512vl", "leaf7_ebx", 31),
         ("avx512_vnni", "leaf7_ecx", 11),
     ),
-    "amx": (("amx_tile", "leaf7_edx", 24), ("amx_int8", "leaf7_edx", 25), ("amx_bf16", "leaf7_edx", 22)),
+    "amx": (("amx_tile", "leaf7_edx", 24), ("amx_bf16", "leaf7_edx", 22), ("avx512_bf16", "leaf7_1_eax", 5)),
 }
 _STATE = {"generic": 0, "avx2": _XCR0_YMM, "avx512": _XCR0_ZMM, "amx": _XCR0_TILES}
+_ON_TOP_OF = {"amx": "avx512", "avx512": "avx2"}  # a tier also uses the instructions of these
 
 
 def missing(tier: str, cpu: CpuLeaves) -> str:
@@ -69,7 +70,7 @@ def missing(tier: str, cpu: CpuLeaves) -> str:
         return "has amx, but Linux does not permit it (it needs 5.16 or newer)"
     if tier == "amx" and not cpu.amx_runs:
         return "has amx by its own account, but the first tile instruction fails"
-    return ""
+    return missing(_ON_TOP_OF[tier], cpu) if tier in _ON_TOP_OF else ""
 
 
 def decide(cpu: CpuLeaves, built: frozenset[str]) -> tuple[TierStatus, ...]:

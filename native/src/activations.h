@@ -4,9 +4,19 @@
 
 namespace {
 
+#if defined(HETERO_AMX)
+constexpr bool kHasTiles = true;  // the tier also multiplies bf16 activations
+#else
+constexpr bool kHasTiles = false;
+#endif
+
+// Whether kernels of that format read more of the activations than their float32 values.
+constexpr bool needs_buffers(int format) { return !is_plain(format) || (kHasTiles && format == HETERO_BF16); }
+
 // Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
 // scale d, s8 = 8 * sum of codes (for zero points), half = sum of the first 16 codes and ds = d * sum of codes (for
-// minima). Token i of a call lies in row rows[i] (or row i).
+// minima). Token i of a call lies in row rows[i] (or row i). Tile kernels read bf16 values, zero up to a multiple of 32:
+// token i of a call lies in row i - b_first of them; null: no tile kernel may be used.
 struct Acts {
     const float *x = nullptr;
     int64_t x_stride = 0;
@@ -18,6 +28,8 @@ struct Acts {
     const float *ds = nullptr;
     int64_t group_stride = 0;
     const int32_t *rows = nullptr;
+    const uint16_t *b = nullptr;
+    int64_t b_stride = 0, b_first = 0;
 
     int64_t row(int64_t i) const { return rows ? rows[i] : i; }
 };
@@ -29,17 +41,21 @@ struct ActBuffers {
     int32_t *s8;
     int32_t *half;
     float *ds;
-    int64_t q_stride, group_stride;
+    uint16_t *b;
+    int64_t q_stride, group_stride, b_stride;
 
     static int64_t q_stride_of(int64_t k) { return round_up(k, kBlock) + 64; }  // rows must not alias in L1
     static int64_t group_stride_of(int64_t k) { return round_up(ceil_div(k, kBlock), 16); }
+    static int64_t b_stride_of(int64_t k) { return kHasTiles ? round_up(k, kBlock) + kBlock : 0; }
     static size_t bytes(int64_t rows, int64_t k) {
-        return size_t(rows) * size_t(q_stride_of(k) + 16 * group_stride_of(k)) + 256;
+        return size_t(rows) * size_t(2 * b_stride_of(k) + q_stride_of(k) + 16 * group_stride_of(k)) + 256;
     }
     void place(uint8_t *memory, int64_t rows, int64_t k) {
         q_stride = q_stride_of(k);
         group_stride = group_stride_of(k);
-        d = reinterpret_cast<float *>(memory);
+        b_stride = b_stride_of(k);
+        b = reinterpret_cast<uint16_t *>(memory);
+        d = reinterpret_cast<float *>(memory + 2 * rows * b_stride);
         ds = d + rows * group_stride;
         s8 = reinterpret_cast<int32_t *>(ds + rows * group_stride);
         half = s8 + rows * group_stride;
@@ -53,8 +69,12 @@ struct ActBuffers {
         acts->half = half;
         acts->ds = ds;
         acts->group_stride = group_stride;
+        acts->b = kHasTiles ? b : nullptr;
+        acts->b_stride = b_stride;
     }
 };
+
+constexpr int64_t kTileTokens = 16;  // from so many tokens of a call on, tile kernels are used
 
 constexpr float kTinyAmax = 1e-30f;  // below this a group counts as zero: 127 / amax must stay finite
 
@@ -78,10 +98,16 @@ inline void quantize_group(const float *x, const ActBuffers &to, int64_t row, in
     to.s8[at] = 8 * sum;
     to.half[at] = sums[0];
     to.ds[at] = to.d[at] * float(sum);
+    if (kHasTiles)
+        for (int i = 0; i < kBlock; i++) to.b[row * to.b_stride + group * kBlock + i] = float_to_bf16(x[i]);
 }
 
 inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_t row) {
     for (int64_t g = 0; g < k / kBlock; g++) quantize_group(x + g * kBlock, to, row, g);
+    if (k % kBlock == 0) return;
+    float last[kBlock] = {};  // only of BF16 matrices
+    memcpy(last, x + k / kBlock * kBlock, size_t(k % kBlock) * sizeof(float));
+    quantize_group(last, to, row, k / kBlock);
 }
 
 // gate[i] = silu(gate[i]) * up[i] for eight values. exp(-gate) is good to about 1e-7; NaN stays NaN.

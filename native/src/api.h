@@ -251,7 +251,7 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t size, con
     Acts acts;
     acts.x = x;
     acts.x_stride = k;
-    if (!is_plain(format)) {
+    if (needs_buffers(format)) {
         if (!scratch || scratch_bytes < ActBuffers::bytes(n_tokens, k))
             return message.fail(HETERO_BAD_ARGUMENT, "scratch: %zu bytes given, %zu needed", scratch_bytes,
                                 ActBuffers::bytes(n_tokens, k));

@@ -123,7 +123,7 @@ inline int linear(Pool *pool, const hetero_matrix *const *matrices, int32_t n_ma
     job.acts.x = x;
     job.acts.x_stride = k;
     bool quantised = false;
-    for (int m = 0; m < n_matrices; m++) quantised |= !is_plain(matrices[m]->format);
+    for (int m = 0; m < n_matrices; m++) quantised |= needs_buffers(matrices[m]->format);
     if (quantised) {
         uint8_t *memory = pool_scratch(pool, ActBuffers::bytes(n_tokens, k));
         if (!memory)
@@ -133,6 +133,7 @@ inline int linear(Pool *pool, const hetero_matrix *const *matrices, int32_t n_ma
         to.place(memory, n_tokens, k);
         quantize_tokens(pool, x, n_tokens, k, to);
         to.fill(&job.acts);
+        if (pool->deterministic) job.acts.b = nullptr;
     }
     job.plan();
     pool_run(pool, LinearJob::run, &job);

@@ -29,22 +29,24 @@ struct MoeJob {
     int32_t *pair_of;        // [n_tokens * top_k] where that slot's pair lies, or -1
     float *h;                // [n_pairs, h_stride] when down is plain
     float *columns;          // per worker [n_pairs, strip_stride]
+    uint16_t *gathered;      // per worker [kPairBlock] rows of bf16 activations in pair order, for tile kernels
     uint8_t *token_memory, *h_memory;
     Acts tokens, hidden;
     ActBuffers h_to;
 
     void layout(Arena *arena) {
-        const bool quantised = !is_plain(bank->gate_format) || !is_plain(bank->up_format);
-        const bool h_quantised = !is_plain(bank->down_format);
+        const bool quantised = needs_buffers(bank->gate_format) || needs_buffers(bank->up_format);
+        const bool h_quantised = needs_buffers(bank->down_format);
         const int64_t slots = n_tokens * top_k;
         offsets = arena->take<int32_t>(bank->n_experts + 1);
         active = arena->take<int32_t>(bank->n_experts);
         pair_token = arena->take<int32_t>(slots);
         pair_of = arena->take<int32_t>(slots);
         h_stride = round_up(bank->inter, kUnitRows);
-        h = arena->take<float>(h_quantised ? 0 : slots * h_stride);
+        h = arena->take<float>(is_plain(bank->down_format) ? slots * h_stride : 0);
         token_memory = arena->take_bytes(quantised ? ActBuffers::bytes(n_tokens, bank->hidden) : 0);
         h_memory = arena->take_bytes(h_quantised ? ActBuffers::bytes(slots, bank->inter) : 0);
+        gathered = arena->take<uint16_t>(pool->n * kPairBlock * ActBuffers::b_stride_of(bank->hidden));
         const int64_t tiles = ceil_div(bank->hidden, kRows);
         strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
         strip_stride = strip * kRows;
@@ -88,11 +90,25 @@ struct MoeJob {
 
     const uint8_t *expert(int32_t e) const { return bank->data + int64_t(e) * bank->stride; }
 
+    // The activations of pairs [first, first + n): tiles are loaded at a fixed stride, so their rows are gathered.
+    Acts gather(int64_t first, int64_t n, int worker) const {
+        Acts block = tokens;
+        if (!tokens.b || n < kTileTokens) return block;
+        uint16_t *to = gathered + worker * kPairBlock * tokens.b_stride;
+        for (int64_t i = 0; i < n; i++)
+            memcpy(to + i * tokens.b_stride, tokens.b + pair_token[first + i] * tokens.b_stride,
+                   size_t(tokens.b_stride) * sizeof(uint16_t));
+        block.b = to;
+        block.b_first = first;
+        return block;
+    }
+
     // Rows [32 unit, 32 unit + 32) of one expert's intermediate for all of its pairs.
-    void gate_up(int32_t e, int64_t unit) const {
+    void gate_up(int32_t e, int64_t unit, int worker) const {
         alignas(64) float gate[kPairBlock * kUnitRows], up[kPairBlock * kUnitRows];
         for (int64_t first = offsets[e]; first < offsets[e + 1]; first += kPairBlock) {
             const int64_t n = min64(kPairBlock, offsets[e + 1] - first);
+            const Acts block = gather(first, n, worker);
             for (int64_t half = 0; half < 2; half++) {
                 const int64_t tile = 2 * unit + half;
                 if (tile * kRows >= bank->inter) {  // a ragged end: the missing half counts as zero
@@ -103,8 +119,8 @@ struct MoeJob {
                     break;
                 }
                 const uint8_t *w = expert(e) + tile * (gate_tile + up_tile);
-                kTileKernels[bank->gate_format](w, bank->hidden, tokens, first, n, gate + half * kRows, kUnitRows);
-                kTileKernels[bank->up_format](w + gate_tile, bank->hidden, tokens, first, n, up + half * kRows,
+                kTileKernels[bank->gate_format](w, bank->hidden, block, first, n, gate + half * kRows, kUnitRows);
+                kTileKernels[bank->up_format](w + gate_tile, bank->hidden, block, first, n, up + half * kRows,
                                               kUnitRows);
             }
             const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
@@ -114,18 +130,16 @@ struct MoeJob {
 
     void store_h(float *gate, const float *up, int length, int64_t pair, int64_t unit) const {
         for (int i = 0; i < kUnitRows; i += 8) silu_mul_8(gate + i, up + i);
-        if (is_plain(bank->down_format)) {
+        if (is_plain(bank->down_format))
             memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
-            return;
-        }
-        quantize_group(gate, h_to, pair, unit);
+        if (needs_buffers(bank->down_format)) quantize_group(gate, h_to, pair, unit);
     }
 
-    static void run_gate_up(void *context, int) {
+    static void run_gate_up(void *context, int worker) {
         const auto *job = static_cast<MoeJob *>(context);
         const int64_t all = job->n_active * job->units, longest = job->few ? all : 1;
         for (int64_t i, end; next_run(job->pool, all, longest, &i, &end);)
-            for (; i < end; i++) job->gate_up(job->active[i / job->units], i % job->units);
+            for (; i < end; i++) job->gate_up(job->active[i / job->units], i % job->units, worker);
     }
 
     // Output columns of tiles [begin, end): every expert's part, then the weighted sum of each token's slots.
@@ -207,7 +221,7 @@ struct MoeJob {
         tokens.x = x;
         tokens.x_stride = bank->hidden;
         tokens.rows = pair_token;
-        if (!is_plain(bank->gate_format) || !is_plain(bank->up_format)) {
+        if (needs_buffers(bank->gate_format) || needs_buffers(bank->up_format)) {
             ActBuffers to;
             to.place(token_memory, n_tokens, bank->hidden);
             quantize_tokens(pool, x, n_tokens, bank->hidden, to);
@@ -215,10 +229,11 @@ struct MoeJob {
         }
         hidden.x = h;
         hidden.x_stride = h_stride;
-        if (!is_plain(bank->down_format)) {
+        if (needs_buffers(bank->down_format)) {
             h_to.place(h_memory, n_tokens * top_k, bank->inter);
             h_to.fill(&hidden);
         }
+        if (pool->deterministic) tokens.b = hidden.b = nullptr;
     }
 };
 

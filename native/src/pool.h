@@ -71,6 +71,7 @@ struct hetero_pool {
     bool stop = false;
     int n = 1;
     int64_t spin_ns = 0;
+    bool deterministic = false;  // one kernel per format, whatever the number of tokens
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // one caller at a time
     pthread_t threads[kMaxThreads];
     int32_t cpus[kMaxThreads];
@@ -207,6 +208,8 @@ inline int pool_create(const int32_t *cpus, int32_t n, Pool **out, Message messa
         return message.fail(HETERO_NO_MEMORY, "no memory for a thread pool");
     Pool *pool = new (memory) Pool;
     memcpy(pool->cpus, cpus, size_t(n) * sizeof(int32_t));
+    const char *pinned = getenv("HETERO_DETERMINISTIC");
+    pool->deterministic = pinned && *pinned && strcmp(pinned, "0");
     cpu_set_t allowed;
     const bool roomy = !sched_getaffinity(0, sizeof allowed, &allowed) && n <= CPU_COUNT(&allowed);
     pool->spin_ns = roomy ? kSpinNanoseconds : 0;  // with more threads than CPUs, spinning takes time from the work

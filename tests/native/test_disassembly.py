@@ -7,11 +7,13 @@ import subprocess
 import pytest
 
 from hetero.native.library import library_path
+from tests.native.test_amx import TILED
 
 FOREIGN = {
     "generic": r"%[yz]mm|%k[0-7]\b",
     "avx2": r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{evex\}",
     "avx512": r"\btdp|\btileload",
+    "amx": r"\btdpb[su]|\btdpfp16",
 }
 
 
@@ -25,7 +27,7 @@ def tier(request):
 
 
 def instructions(text, mnemonic):
-    return re.findall(rf"\t{mnemonic} .*", text)
+    return re.findall(rf"\t(?:{mnemonic})\b.*", text)
 
 
 def test_no_instruction_of_a_higher_tier(tier):
@@ -45,6 +47,12 @@ def test_the_tier_uses_what_it_is_for(tier):
         products = instructions(text, "vpdpbusd")
         assert all("%zmm" in line for line in products)
         assert len([line for line in products if "{1to16}" in line]) > 1000
+    if name == "amx":
+        assert len(instructions(text, "tdpbf16ps")) >= 4 + 3 + 2 + 1
+        assert len(instructions(text, "tilerelease")) >= len(TILED)
+        moves = instructions(text, "tileloadd") + instructions(text, "tilestored")
+        assert moves
+        assert not [line for line in moves if "(%rsp" in line]  # a spilled tile
 
 
 def test_sums_of_eight_tokens_stay_in_registers(tier):

@@ -19,7 +19,9 @@ TILES = 1 << 22 | 1 << 24 | 1 << 25
 
 ZEN1 = CpuLeaves(is_x86=1, **AVX2, xcr0=0x7)
 ZEN4 = CpuLeaves(is_x86=1, **{**AVX2, **AVX512}, xcr0=0xE7)
-SAPPHIRE_RAPIDS = dataclasses.replace(ZEN4, leaf7_edx=TILES, xcr0=0x602E7, max_palette=1, amx_permitted=1)
+SAPPHIRE_RAPIDS = dataclasses.replace(
+    ZEN4, leaf7_edx=TILES, leaf7_1_eax=1 << 5, xcr0=0x602E7, max_palette=1, amx_permitted=1
+)
 CPUS = {
     "zen1": (ZEN1, ["generic", "avx2"]),
     "zen4": (ZEN4, ["generic", "avx2", "avx512"]),
@@ -29,6 +31,9 @@ CPUS = {
     "palette 0": (dataclasses.replace(SAPPHIRE_RAPIDS, max_palette=0), ["generic", "avx2", "avx512"]),
     "amx not permitted": (dataclasses.replace(SAPPHIRE_RAPIDS, amx_permitted=0), ["generic", "avx2", "avx512"]),
     "amx faults": (dataclasses.replace(SAPPHIRE_RAPIDS, amx_runs=0), ["generic", "avx2", "avx512"]),
+    "amx without avx512 bf16": (dataclasses.replace(SAPPHIRE_RAPIDS, leaf7_1_eax=0), ["generic", "avx2", "avx512"]),
+    "amx without avx512": (dataclasses.replace(SAPPHIRE_RAPIDS, leaf7_ecx=0), ["generic", "avx2"]),
+    "avx512 without f16c": (dataclasses.replace(ZEN4, leaf1_ecx=1 << 12), ["generic"]),
     "no zmm state": (dataclasses.replace(ZEN4, xcr0=0x7), ["generic", "avx2"]),
     "no ymm state": (dataclasses.replace(ZEN1, xcr0=0x3), ["generic"]),
     "no vnni": (dataclasses.replace(ZEN4, leaf7_ecx=0), ["generic", "avx2"]),
@@ -130,5 +135,5 @@ def test_without_any_library_the_package_to_install_is_named(monkeypatch):
 
 
 def test_a_tier_that_is_not_built_does_not_load():
-    with pytest.raises(HardwareError, match="the amx kernels do not load"):
-        Kernels("amx")
+    with pytest.raises(HardwareError, match="the neon kernels do not load"):
+        Kernels("neon")

@@ -1,0 +1,135 @@
+// AMX kernels: weights are decoded once per call to bf16 with the scales folded in, 16 rows x 32 k a tile, and TDPBF16PS
+// multiplies them by tiles of 16 tokens x 32 k. C tiles are loaded from and stored to the output itself. Fewer tokens
+// than kTileTokens, F32 and F16 go to the AVX-512 kernels.
+#pragma once
+#include "plain_avx512.h"
+
+namespace {
+
+constexpr int64_t kTileChunk = 32;    // blocks decoded at once: a panel of 32 KiB
+constexpr int64_t kTileBytes = 1024;  // of a block in bf16
+
+struct alignas(64) TileConfig {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Tiles 0 to 3 hold sums and 5 to 7 activations, `tokens` rows each; tile 4 holds weights.
+inline void configure_tiles(int64_t tokens) {
+    TileConfig config;
+    for (int i = 0; i < 8; i++)
+        if (i != 4) config.rows[i] = uint8_t(tokens);
+    _tile_loadconfig(&config);
+}
+
+// Two registers of float32, 16 rows each, to a line of 16 rows x 2 k of bf16.
+HETERO_INLINE __m512i bf16_line(__m512 k0, __m512 k1) {
+    alignas(64) static constexpr uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(k1, k0));
+    return _mm512_permutexvar_epi16(load512(order), both);
+}
+
+// Blocks of a quantised tile as bf16 weights: lines of 16 rows x 2 k.
+template <int F> void decode_bf16(const uint8_t *codes, const ScalePanel &scales, int64_t count, uint8_t *panel) {
+    constexpr int zero = F == HETERO_Q8_0 ? 128 : has_minimum(F) ? 0 : zero_point(F);  // codes come out unsigned
+    for (int64_t i = 0; i < count; i++, codes += kFormats[F].code_bytes)
+        for (int j = 0; j < 8; j++, panel += 128) {
+            const __m512i line = code_line_512<F>(codes, j);
+            const __m512 d = _mm512_load_ps(F == HETERO_Q6_K && j >= 4 ? scales.m[i] : scales.d[i]);
+            __m512 w[4];
+#pragma GCC unroll 4
+            for (int t = 0; t < 4; t++) {
+                const __m512i code = _mm512_and_si512(_mm512_srli_epi32(line, 8 * t), _mm512_set1_epi32(255));
+                const __m512 number = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(zero)));
+                w[t] = has_minimum(F) ? _mm512_fmadd_ps(number, d, _mm512_load_ps(scales.m[i])) : _mm512_mul_ps(number, d);
+            }
+            _mm512_store_si512(panel, bf16_line(w[0], w[1]));
+            _mm512_store_si512(panel + 64, bf16_line(w[2], w[3]));
+        }
+}
+
+// One tile of weights per 32 k and M tiles of tokens: the products of a step are M x 16 x 16 x 32.
+struct TileProduct {
+    const uint8_t *weights;
+    int64_t steps;
+    const uint16_t *b;
+    int64_t b_stride;
+    float *out;
+    int64_t out_stride;
+    bool add;
+
+    template <int M> void run() const {
+        const int64_t from = 2 * b_stride, to = 4 * out_stride;
+        const uint16_t *a1 = b + 16 * b_stride, *a2 = a1 + 16 * b_stride, *a3 = a2 + 16 * b_stride;
+        float *c1 = out + 16 * out_stride, *c2 = c1 + 16 * out_stride, *c3 = c2 + 16 * out_stride;
+        _tile_zero(0);
+        if (M > 1) _tile_zero(1);
+        if (M > 2) _tile_zero(2);
+        if (M > 3) _tile_zero(3);
+        if (add) {
+            _tile_loadd(0, out, to);
+            if (M > 1) _tile_loadd(1, c1, to);
+            if (M > 2) _tile_loadd(2, c2, to);
+            if (M > 3) _tile_loadd(3, c3, to);
+        }
+        for (int64_t s = 0; s < steps; s++) {
+            _tile_loadd(4, weights + s * kTileBytes, 64);
+            _tile_loadd(5, b + s * kBlock, from);
+            if (M > 1) _tile_loadd(6, a1 + s * kBlock, from);
+            _tile_dpbf16ps(0, 5, 4);
+            if (M > 2) _tile_loadd(7, a2 + s * kBlock, from);
+            if (M > 1) _tile_dpbf16ps(1, 6, 4);
+            if (M > 3) _tile_loadd(5, a3 + s * kBlock, from);
+            if (M > 2) _tile_dpbf16ps(2, 7, 4);
+            if (M > 3) _tile_dpbf16ps(3, 5, 4);
+        }
+        _tile_stored(0, out, to);
+        if (M > 1) _tile_stored(1, c1, to);
+        if (M > 2) _tile_stored(2, c2, to);
+        if (M > 3) _tile_stored(3, c3, to);
+    }
+
+    // All n tokens: 64 at a time, then whole tiles, then what is left of one.
+    void run_tokens(int64_t n) {
+        const auto advance = [&](int64_t tokens) {
+            b += tokens * b_stride;
+            out += tokens * out_stride;
+            n -= tokens;
+        };
+        if (n >= 16) configure_tiles(16);
+        for (; n >= 64; advance(64)) run<4>();
+        if (n >= 48) run<3>(), advance(48);
+        if (n >= 32) run<2>(), advance(32);
+        if (n >= 16) run<1>(), advance(16);
+        if (n) configure_tiles(n), run<1>();
+    }
+};
+
+template <int F>
+void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
+              int64_t out_stride) {
+    constexpr bool plain = is_plain(F);
+    if (!acts.b || n < kTileTokens) {
+        if constexpr (plain) return plain_avx512<F>(tile, k, acts, first, n, out, out_stride);
+        else return tile_avx512<F>(tile, k, acts, first, n, out, out_stride);
+    }
+    const int64_t blocks = ceil_div(k, kBlock), step = plain ? blocks : kTileChunk;
+    const uint16_t *b = acts.b + (first - acts.b_first) * acts.b_stride;
+    alignas(64) uint8_t panel[plain ? 64 : kTileChunk * kTileBytes];
+    for (int64_t at = 0; at < blocks; at += step) {
+        const int64_t count = min64(step, blocks - at);
+        const uint8_t *codes = tile + at * kFormats[F].code_bytes;
+        if constexpr (!plain) {
+            ScalePanel scales;
+            decode_scales<F>(tile + scale_offset(F, k), at, count, &scales);
+            decode_bf16<F>(codes, scales, count, panel);
+        }
+        TileProduct product = {plain ? codes : panel, count, b + at * kBlock, acts.b_stride, out, out_stride, at > 0};
+        product.run_tokens(n);
+    }
+    _tile_release();
+}
+
+}  // namespace

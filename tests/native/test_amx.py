@@ -1,0 +1,132 @@
+"""The built amx object; where the CPU has no AMX but AVX-512 with BF16, tile instructions are trapped and emulated."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetero.native import FORMATS, Kernels, Pool
+from hetero.native.library import library_path
+from tests.native.emulation import cpu as emulation
+from tests.native.test_linear import _magnitude, product
+from tests.native.test_moe import reference, routes, run
+from tests.native.weights import USABLE, bank, cpus, dequantized, normal, packed, raw_rows
+
+TILED = [fmt for fmt in FORMATS if fmt not in ("F32", "F16")]
+FROM = 16
+"""From so many tokens on tiles are used."""
+
+
+@pytest.fixture(scope="module")
+def tiles_run(tmp_path_factory):
+    """A function that tells how many tile instructions were emulated, or None where AMX is real."""
+    if library_path("amx") is None:
+        pytest.skip("NOT TESTED: no amx kernels were built")
+    if "amx" in USABLE:
+        yield None
+        return
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "avx512" not in USABLE or "avx512_bf16" not in flags:
+        pytest.skip("NOT TESTED: the amx kernels need a CPU with AVX-512 and BF16 around the trapped instructions")
+    built = tmp_path_factory.mktemp("trap") / "trap.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", emulation.HERE / "trap.c", "-o", built], check=True)
+    trap = ctypes.CDLL(str(built))
+    assert trap.trap_amx() == 0
+    count = ctypes.c_ulong.in_dll(trap, "emulated_instructions")
+    yield lambda: count.value
+    trap.untrap_amx()
+
+
+@pytest.fixture
+def kernels(tiles_run, monkeypatch):
+    monkeypatch.delenv("HETERO_DETERMINISTIC", raising=False)
+    return Kernels("amx")
+
+
+def bound(fmt, rows, n, k, x, weights):
+    """How far a product may be from exact: both factors rounded to bfloat16, then float32 sums over k."""
+    magnitude = _magnitude(fmt, rows, n, k, weights)
+    relative = 2.0**-8 + 2.0**-18 + (k + 4) * 2.0**-24
+    return relative * (np.abs(x) @ np.abs(weights).T) + (k + 4) * 2.0**-24 * (np.abs(x) @ magnitude.T)
+
+
+@pytest.mark.parametrize("fmt", TILED)
+def test_products_are_within_rounding_of_float64(kernels, tiles_run, fmt):
+    shapes = [(40, 2304), (16, 256)] if FORMATS[fmt].quantised else [(33, 301), (9, 1), (16, 64)]
+    with Pool(cpus(2), kernels) as pool:
+        for n, k in shapes:
+            rows = raw_rows(fmt, n, k, n + k)
+            weights, matrix = dequantized(fmt, rows, n, k).astype(np.float64), packed(kernels, fmt, rows, n, k)
+            x = normal(np.random.default_rng(k), 130, k)
+            for tokens in (16, 17, 33, 63, 64, 80, 130):
+                before = tiles_run() if tiles_run else 0
+                error = np.abs(product(kernels, pool, matrix, x[:tokens]) - x[:tokens].astype(np.float64) @ weights.T)
+                assert (error <= bound(fmt, rows, n, k, x[:tokens].astype(np.float64), weights)).all()
+                assert not tiles_run or tiles_run() > before
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_few_tokens_and_deterministic_pools_give_the_bits_of_avx512(kernels, monkeypatch, fmt):
+    other = Kernels("avx512")
+    matrix, x = packed(kernels, fmt, raw_rows(fmt, 40, 512), 40, 512), normal(np.random.default_rng(3), 70, 512)
+    with Pool(cpus(2), kernels) as pool, Pool(cpus(2), other) as reference_pool:
+        monkeypatch.setenv("HETERO_DETERMINISTIC", "1")
+        with Pool(cpus(2), kernels) as pinned:
+            for tokens in (1, 5, FROM - 1, FROM, 70):
+                expected = product(other, reference_pool, matrix, x[:tokens])
+                assert np.array_equal(product(kernels, pinned, matrix, x[:tokens]), expected)
+                if tokens < FROM:
+                    assert np.array_equal(product(kernels, pool, matrix, x[:tokens]), expected)
+
+
+@pytest.mark.parametrize("fmt", TILED)
+def test_with_tiles_a_token_has_the_same_bits_in_every_batch_and_with_any_threads(kernels, fmt):
+    matrix, x = packed(kernels, fmt, raw_rows(fmt, 120, 512), 120, 512), normal(np.random.default_rng(5), 200, 512)
+    with Pool(cpus(1), kernels) as one, Pool(cpus(3), kernels) as three:
+        whole = product(kernels, one, matrix, x)
+        assert np.array_equal(product(kernels, three, matrix, x), whole)
+        for start, count in ((0, 16), (7, 17), (100, 50), (120, 64)):
+            assert np.array_equal(
+                product(kernels, three, matrix, x[start : start + count]), whole[start : start + count]
+            )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_activation_spoils_its_own_token_only(kernels, bad):
+    matrix, x = packed(kernels, "Q4_K", raw_rows("Q4_K", 24, 256), 24, 256), normal(np.random.default_rng(6), 20, 256)
+    with Pool(cpus(2), kernels) as pool:
+        clean = product(kernels, pool, matrix, x)
+        x[1, 70] = bad
+        spoilt = product(kernels, pool, matrix, x)
+    assert not np.isfinite(spoilt[1]).any()
+    kept = [t for t in range(20) if t != 1]
+    assert np.array_equal(spoilt[kept], clean[kept])
+
+
+@pytest.mark.parametrize("formats", [("Q4_0",) * 3, ("Q4_K", "Q4_K", "Q6_K"), ("BF16",) * 3, ("Q8_0", "F16", "BF16")])
+def test_experts_choose_their_kernel_by_their_own_tokens(kernels, tiles_run, formats):
+    experts, *dense = bank(kernels, formats, 6, 256, 320 if formats[2] == "BF16" else 512)
+    x = normal(np.random.default_rng(1), 150, 256)
+    ids, weights = routes(150, experts=5, top_k=2)
+    ids[ids == 4] = -1
+    ids[:3, 0] = 5  # an expert of three tokens beside others of about 60
+    exact = reference(_Exact(), *dense, x, ids, weights)
+    before = tiles_run() if tiles_run else 0
+    with Pool(cpus(1), kernels) as one, Pool(cpus(3), kernels) as three:
+        out = run(kernels, one, experts, x, ids, weights)
+        assert np.array_equal(run(kernels, three, experts, x, ids, weights), out)
+    assert not tiles_run or tiles_run() > before
+    error = (out - exact) / exact.std(axis=1, keepdims=True)
+    # rounding to bfloat16 (2^-9 at most) of two factors of each of three products, without bias
+    assert np.abs(error).max() < 0.06
+    assert np.sqrt(np.square(error).mean()) < 0.007
+
+
+class _Exact:
+    """Stands for a bank in `reference`, so that activations are taken as they are."""
+
+    gate_format = up_format = down_format = "F32"
