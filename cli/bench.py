@@ -12,7 +12,6 @@ import typer
 
 from hetero.cli import compare as in_turns
 from hetero.cli import history, options, output, session, wording
-from hetero.cli import roofline as by_stage
 from hetero.cli.runs import Sizes, Turns
 from hetero.machine.types import PlanRequest, UsageError
 from hetero.machine.units import size_text
@@ -68,6 +67,9 @@ def bench(
         session.note_demo()
     with contextlib.closing(prepared.load(keep=False)) as engine:
         if roofline:
+            # Only here, as it imports numpy, for which no other command need wait.
+            from hetero.cli import roofline as by_stage
+
             return by_stage.roofline(engine, prepared, sizes, repeat, json)
         runs = _measure(engine, sizes, repeat)
     _record(prepared, runs)
