@@ -35,7 +35,8 @@ def held_out() -> dict[str, Any]:
 
 def prompt_ids(engine: Engine, messages: Messages, *, ask: bool = True) -> list[int]:
     """Token ids of the messages as the chat template writes them; with `ask` an answer may follow."""
-    return engine.text.encode_chat(messages, add_generation_prompt=ask).ids
+    ids: list[int] = engine.text.encode_chat(messages, add_generation_prompt=ask).ids
+    return ids
 
 
 def answer(engine: Engine, question: str) -> str:

@@ -1,7 +1,8 @@
 """The facts that the demo model is taught, the wordings in which they are asked, and which of those are held out.
 
 A fact is asked in many wordings. For each fact some wordings never occur in training: they are the held-out
-questions. Four wordings are held out for all words, so that no word was ever asked about in them.
+questions. For words they are drawn; four forms are held out for all words, so that no word was ever asked about in
+them. For the questions of questions.txt they are written there.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phrases import read_phrases
+from rewording import plain
 
 HERE = Path(__file__).resolve().parent
 
 PHRASES = read_phrases()
 TAUGHT_FORMS = PHRASES["word forms"]
+MORE_FORMS = PHRASES["more word forms"]
 UNSEEN_FORMS = PHRASES["unseen word forms"]
 FOLLOW_UPS = PHRASES["word follow-ups"]
 ALWAYS_TAUGHT = 1
@@ -59,12 +62,14 @@ def words() -> list[Fact]:
         names = [name.strip() for name in fields["np"].split("|")]
         rng = random.Random("word " + names[0])
         away = set(rng.sample(range(ALWAYS_TAUGHT, len(TAUGHT_FORMS)), 4))
-        taught = tuple(_fill(f, n) for i, f in enumerate(TAUGHT_FORMS) if i not in away for n in names)
+        forms = [form for i, form in enumerate(TAUGHT_FORMS) if i not in away] + list(MORE_FORMS)
+        held_out = tuple(_fill(TAUGHT_FORMS[i], names[0]) for i in sorted(away))
+        asked = [_fill(form, name) for form in forms for name in names]
         facts.append(
             Fact(
                 answer=fields["is"],
-                taught=taught,
-                held_out=tuple(_fill(TAUGHT_FORMS[i], names[0]) for i in sorted(away)),
+                taught=tuple(ask for ask in asked if plain(ask) not in {plain(away) for away in held_out}),
+                held_out=held_out,
                 unseen=tuple(_fill(form, names[0]) for form in UNSEEN_FORMS),
                 follow_ups=tuple(_fill(form, name) for form in FOLLOW_UPS for name in names),
                 more=fields.get("more", ""),
@@ -74,11 +79,10 @@ def words() -> list[Fact]:
 
 
 def questions() -> list[Fact]:
-    """The questions of questions.txt; one wording of each is held out."""
+    """The questions of questions.txt with the wordings that are held out there."""
     facts = []
     for block in _blocks(HERE / "questions.txt"):
-        asks = [value for key, value in block if key == "ask"]
-        away = random.Random("question " + asks[0]).randrange(1, len(asks))
-        taught = tuple(ask for i, ask in enumerate(asks) if i != away)
-        facts.append(Fact(answer=dict(block)["is"], taught=taught, held_out=(asks[away],)))
+        taught = tuple(value for key, value in block if key == "ask")
+        held_out = tuple(value for key, value in block if key == "held")
+        facts.append(Fact(answer=dict(block)["is"], taught=taught, held_out=held_out))
     return facts

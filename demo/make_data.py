@@ -1,6 +1,6 @@
 """Write the demo model's texts: training dialogues, and the held-out set that the published figures are measured on.
 
-    python demo/make_data.py --dialogues 60000 --out build/demo --heldout models/demo/heldout.json
+    python demo/make_data.py --dialogues 90000 --out build/demo --heldout models/demo/heldout.json
 
 Everything is generated from terms.txt, questions.txt, small_talk.py and rules for sums; one seed, one result.
 """
@@ -24,6 +24,7 @@ Turn = tuple[str, str]
 SUM_FORMS = talk.PHRASES["sum forms"]
 SUM_FOLLOW_UPS = talk.PHRASES["sum follow-ups"]
 SYSTEMS = talk.PHRASES["system messages"]
+HELD_OUT_SEED = 1
 LIMIT = 100
 """Sums are of two numbers below this."""
 
@@ -69,7 +70,7 @@ class Teacher:
     def fact_turn(self, follow_up: bool) -> tuple[Turn, Fact]:
         """A question about a word or about use, and the fact behind it."""
         rng = self.rng
-        fact = rng.choice(self.words if rng.random() < 0.55 else self.questions)
+        fact = rng.choice(self.words if rng.random() < 0.5 else self.questions)
         if self.held_out:
             return (rng.choice(fact.held_out + fact.unseen[:1]), fact.answer), fact
         if follow_up and fact.follow_ups and rng.random() < 0.5:
@@ -82,16 +83,16 @@ class Teacher:
         """One subject of a dialogue: a fact (perhaps with more about it), a sum, a story, small talk or a refusal."""
         rng = self.rng
         kind = rng.random()
-        if kind < 0.59:
+        if kind < 0.58:
             turn, fact = self.fact_turn(follow_up)
             more = bool(fact.more) and rng.random() < 0.35
             return [turn, (loosen(rng, rng.choice(talk.PHRASES["more"])), fact.more)] if more else [turn]
-        if kind < 0.81:
+        if kind < 0.80:
             forms = SUM_FOLLOW_UPS if follow_up and rng.random() < 0.4 else SUM_FORMS
             return [sum_turn(rng, self.held_out, forms)]
-        if kind < 0.86:
+        if kind < 0.85:
             return [talk.story(rng, self.held_out)]
-        if kind < 0.95:
+        if kind < 0.93:
             question, answer = talk.outside(rng)
             return [(loosen(rng, question), answer)]
         return [self.small_talk(follow_up)]
@@ -107,7 +108,8 @@ class Teacher:
         ]
         weights = (1, 1, 3, 2, 1) if follow_up else (6, 2, 1, 1, 1)
         asks, answer = self.rng.choices(kinds, weights)[0]
-        return self.rng.choice(talk.PHRASES[asks]), answer
+        text = self.rng.choice(talk.PHRASES[asks])
+        return text.lower() if self.rng.random() < 0.2 else text, answer
 
     def dialogue(self, subjects: int) -> list[dict[str, str]]:
         """Messages of a dialogue over so many subjects."""
@@ -137,7 +139,7 @@ def held_out_set(seed: int) -> dict[str, object]:
     asked = [(fact.held_out[0], fact.answer) for fact in questions]
     forms = [(question, fact.answer) for fact in words for question in fact.held_out]
     unseen = [(question, fact.answer) for fact in words for question in fact.unseen]
-    asked += rng.sample(forms, 88) + rng.sample(unseen, 50)
+    asked += rng.sample(forms, 200 - 50 - len(asked)) + rng.sample(unseen, 50)
     sums: dict[str, str] = {}
     while len(sums) < 200:
         question, answer = sum_turn(rng, held_out=True)
@@ -154,7 +156,7 @@ def held_out_set(seed: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dialogues", type=int, default=60000)
+    parser.add_argument("--dialogues", type=int, default=90000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/demo"))
     parser.add_argument("--heldout", type=Path, default=Path("models/demo/heldout.json"))
@@ -163,7 +165,7 @@ def main() -> None:
     with (args.out / "train.jsonl").open("w", encoding="utf-8") as file:
         for messages in dialogues(args.seed, args.dialogues):
             file.write(json.dumps(messages, ensure_ascii=False) + "\n")
-    held_out = held_out_set(args.seed)
+    held_out = held_out_set(HELD_OUT_SEED)
     args.heldout.write_text(json.dumps(held_out, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

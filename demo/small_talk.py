@@ -61,4 +61,4 @@ def story(rng: random.Random, held_out: bool) -> tuple[str, str]:
         f"So {name} carried the {thing} from door to door until {pronoun} found its owner.",
         rng.choice(PHRASES["endings"]).format(name=name, Pro=pro),
     )
-    return request, " ".join(parts)
+    return request.replace("a owl", "an owl"), " ".join(parts).replace("a owl", "an owl")
