@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 SCHEMA = "hetero.bench-peers"
@@ -20,6 +20,7 @@ peer, then the peer first, and so on. Whoever is not measured is stopped. The fi
 median of hetero over that of the peer (above 1: hetero is faster), in brackets the smallest and largest ratio of two
 runs side by side. *read* is the machine's own memory bandwidth, measured between the runs with all threads. Prefill
 reads random tokens into an empty context up to the first token; decode writes tokens greedily after a prompt of one.
+Runs of the same commit are pooled.
 """
 
 
@@ -43,8 +44,17 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What a later measurement replaces."""
+        """What a later measurement adds to or replaces."""
         return (self.setup, self.model, self.peer, self.what)
+
+    def same(self, other: Record) -> bool:
+        """Whether both measured the same two programs."""
+        return (self.commit, self.version, self.unit) == (other.commit, other.version, other.unit)
+
+    def joined(self, later: Record) -> Record:
+        """The samples of both."""
+        hetero, other = self.hetero + later.hetero, self.other + later.other
+        return replace(self, hetero=hetero, other=other, bandwidth=self.bandwidth + later.bandwidth)
 
     def ratio(self) -> float:
         """How many times faster hetero is, by medians."""
@@ -70,9 +80,11 @@ def load(path: Path) -> list[Record]:
 
 
 def merge(kept: Sequence[Record], new: Sequence[Record]) -> list[Record]:
-    """`kept` with `new` in place of what has the same key; others are appended."""
+    """`kept` and `new`: samples of the same commit and peer are joined, those of another commit replaced."""
     merged = {record.key: record for record in kept}
-    merged.update({record.key: record for record in new})
+    for record in new:
+        before = merged.get(record.key)
+        merged[record.key] = before.joined(record) if before and before.same(record) else record
     return list(merged.values())
 
 

@@ -56,6 +56,14 @@ def test_a_new_measurement_replaces_its_old_one_and_no_other() -> None:
     assert merged == [new, *kept[1:]]
 
 
+def test_runs_of_the_same_commit_are_pooled() -> None:
+    later = replace(RECORD, hetero=(1.0,), other=(2.0,), bandwidth=(3.0,))
+    (merged,) = report.merge([RECORD], [later])
+    assert merged.hetero == (*RECORD.hetero, 1.0)
+    assert merged.other == (*RECORD.other, 2.0)
+    assert merged.bandwidth == (*RECORD.bandwidth, 3.0)
+
+
 def test_json_keeps_every_sample(tmp_path: Path) -> None:
     path = tmp_path / "new" / "b.json"
     assert report.load(path) == []
