@@ -50,8 +50,11 @@ bench-plan: $(VENV)/.test  ## what hetero plan predicts against what hetero benc
 soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
 	$(BIN)/python -m pytest -m soak $(ARGS)
 
-demo-train: $(VENV)/.test  ## train the demo model again (about 45 minutes on two cores)
+demo-train: $(VENV)/.test  ## make the texts, train the demo model again (under 45 minutes on two cores), measure it
+	$(BIN)/python demo/make_data.py
 	$(BIN)/python demo/train_demo.py $(ARGS)
+	$(BIN)/python demo/export_gguf.py build/demo/checkpoint.pt models/demo/hetero-demo.gguf
+	$(BIN)/python demo/evaluate.py --publish
 
 clean:  ## remove everything that was built
 	rm -rf build dist *.egg-info $(VENV) native/*.so .mypy_cache .ruff_cache
