@@ -107,14 +107,14 @@ class _Watched(Turns):
         steps = [Step(min(self._chunk, total - at), at, 0) for at in range(0, total, self._chunk)]
         steps[-1] = dataclasses.replace(steps[-1], sampled=1)
         work = _sum([self._demands(step) for step in steps])
-        return Phase(f"prefill {total:,}", total, seconds, self._watch.seconds, work)
+        return Phase(f"prefill {total:,}", total, seconds, dict(self._watch.seconds), work)
 
     def timed_decode(self) -> Phase:
         """Write tokens; the work of a step is that in the middle."""
         count = self._sizes.decode
         seconds = count / self.decode()
         middle = self._demands(Step(1, len(self.start) + count // 2, 1))
-        return Phase(f"decode {count:,}", count, seconds, self._watch.seconds, _sum([middle] * count))
+        return Phase(f"decode {count:,}", count, seconds, dict(self._watch.seconds), _sum([middle] * count))
 
     def _demands(self, step: Step) -> dict[str, Demand]:
         return demands(self._model.index, self._model.config, step, self._value_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from hetero.cli import compare, roofline
 from hetero.cli.compare import Pair
 from hetero.cli.runs import Sizes
+from hetero.engine import Engine
 from hetero.machine import ceilings
 from hetero.machine.ceilings import Ceilings
 from hetero.machine.measure_cpu import Effort
@@ -79,6 +81,15 @@ def test_a_stage_is_judged_by_the_ceiling_that_binds_it() -> None:
     )
     assert roofline.share(Demand(), 1.0, CEILINGS) is None
     assert roofline.share(Demand(1.0), 0.0, CEILINGS) is None
+
+
+def test_a_phase_keeps_its_own_times_when_the_next_one_runs(model: Path) -> None:
+    with contextlib.closing(Engine.load(model, context=64, threads=1)) as engine, engine.timed() as watch:
+        turns = roofline._Watched(engine, Sizes(8, 2, 0), watch)
+        phase = turns.timed_prefill()
+        before = dict(phase.stages)
+        turns.timed_decode()
+    assert phase.stages == before
 
 
 def test_roofline_times_every_stage(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
