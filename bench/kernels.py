@@ -87,14 +87,14 @@ def _products(kernels: Kernels, memory: np.ndarray, fmt: str, shape: tuple[int, 
 
 
 def _time(pool: Pool, products: Sequence[PreparedLinear], shape: tuple[int, int], tokens: int, budget: float) -> float:
-    """Median seconds of one matrix, over at least three calls."""
+    """Median seconds of one matrix, over the calls of `budget` seconds, at least one after another to warm up."""
     n, k = shape
     x = np.ones((tokens, k), np.float32)
     outs = [np.empty((tokens, n), np.float32) for _ in range(_TOGETHER)]
     addresses = [out.ctypes.data for out in outs]
     times: list[float] = []
     until = time.perf_counter() + budget
-    while time.perf_counter() < until or len(times) < 4:
+    while time.perf_counter() < until or len(times) < 2:
         began = time.perf_counter()
         products[len(times) % len(products)](pool, tokens, x.ctypes.data, addresses)
         times.append(time.perf_counter() - began)

@@ -48,16 +48,10 @@ def bench(
     log_file: options.LogFile = None,
 ) -> None:
     """Measure tokens per second."""
-    if not prefill and not decode:
-        raise UsageError("--prefill and --decode are both 0", "give at least one of them a number of tokens")
+    sizes = Sizes(prefill, decode, depth)
     if compare is not None and (model is not None or roofline or dry_run):
         raise UsageError("--compare A B measures just these two", "leave out MODEL, --roofline and --dry-run")
-    need = max(prefill, max(depth, 1) + decode) + 1
-    if context is not None and context < need:
-        raise UsageError(f"--context {context} is too small: these runs need {need}", f"leave it out, or give {need}")
-    request = PlanRequest(device, threads, context or need, kv_dtype, force or dry_run)
-    request = replace(request, depth=max(depth, 1) + decode // 2, prompt=prefill or None)
-    sizes = Sizes(prefill, decode, depth)
+    request = _request(PlanRequest(device, threads, context, kv_dtype, force or dry_run), sizes)
     if compare is not None:
         return in_turns.compare(compare, request, sizes, repeat, json)
     prepared = session.prepare(model, request)
@@ -74,6 +68,18 @@ def bench(
         runs = _measure(engine, sizes, repeat)
     _record(prepared, runs)
     _report(prepared, runs, sizes, json)
+
+
+def _request(wanted: PlanRequest, sizes: Sizes) -> PlanRequest:
+    """`wanted` with the context that the runs need. Raises UsageError."""
+    if not sizes.prefill and not sizes.decode:
+        raise UsageError("--prefill and --decode are both 0", "give at least one of them a number of tokens")
+    before = max(sizes.depth, 1)
+    need = max(sizes.prefill, before + sizes.decode) + 1
+    context = wanted.context or need
+    if context < need:
+        raise UsageError(f"--context {context} is too small: these runs need {need}", f"leave it out, or give {need}")
+    return replace(wanted, context=context, depth=before + sizes.decode // 2, prompt=sizes.prefill or None)
 
 
 @dataclass(frozen=True, slots=True)
