@@ -25,24 +25,38 @@ inline void configure_tiles(int64_t tokens) {
 
 // Two registers of float32, 16 rows each, to a line of 16 rows x 2 k of bf16.
 HETERO_INLINE __m512i bf16_line(__m512 k0, __m512 k1) {
-    alignas(64) static constexpr uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(k1, k0));
-    return _mm512_permutexvar_epi16(load512(order), both);
+    alignas(64) static constexpr uint16_t order[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                       8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    // vcvtne2ps2bf16 rounds both at once, but the emulated CPU of the tests gets its upper half wrong.
+    const __m256i first = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(k0));
+    const __m256i second = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(k1));
+    return _mm512_permutex2var_epi16(_mm512_castsi256_si512(first), load512(order), _mm512_castsi256_si512(second));
+}
+
+// Code t of each row's four, as a float with the zero point applied. Codes of 4 and 5 bits are looked up by the low bits
+// of an index; longer ones have had their zero point taken off as bytes.
+template <int F> HETERO_INLINE __m512 code_number(__m512i line, int t, __m512 low, __m512 high) {
+    if (F == HETERO_Q8_0 || F == HETERO_Q6_K)
+        return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(line, 24 - 8 * t), 24));
+    const __m512i index = t ? _mm512_srli_epi32(line, 8 * t) : line;
+    return is_five_bit<F>() ? _mm512_permutex2var_ps(low, index, high) : _mm512_permutexvar_ps(index, low);
 }
 
 // Blocks of a quantised tile as bf16 weights: lines of 16 rows x 2 k.
 template <int F> void decode_bf16(const uint8_t *codes, const ScalePanel &scales, int64_t count, uint8_t *panel) {
     constexpr int zero = F == HETERO_Q8_0 ? 128 : has_minimum(F) ? 0 : zero_point(F);  // codes come out unsigned
+    const __m512 steps = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 low = _mm512_sub_ps(steps, _mm512_set1_ps(zero)), high = _mm512_add_ps(low, _mm512_set1_ps(16));
     for (int64_t i = 0; i < count; i++, codes += kFormats[F].code_bytes)
+#pragma GCC unroll 8
         for (int j = 0; j < 8; j++, panel += 128) {
-            const __m512i line = code_line_512<F>(codes, j);
+            __m512i line = code_line_512<F>(codes, j);
+            if (F == HETERO_Q8_0 || F == HETERO_Q6_K) line = _mm512_sub_epi8(line, _mm512_set1_epi8(char(zero)));
             const __m512 d = _mm512_load_ps(F == HETERO_Q6_K && j >= 4 ? scales.m[i] : scales.d[i]);
             __m512 w[4];
 #pragma GCC unroll 4
             for (int t = 0; t < 4; t++) {
-                const __m512i code = _mm512_and_si512(_mm512_srli_epi32(line, 8 * t), _mm512_set1_epi32(255));
-                const __m512 number = _mm512_cvtepi32_ps(_mm512_sub_epi32(code, _mm512_set1_epi32(zero)));
+                const __m512 number = code_number<F>(line, t, low, high);
                 w[t] = has_minimum(F) ? _mm512_fmadd_ps(number, d, _mm512_load_ps(scales.m[i])) : _mm512_mul_ps(number, d);
             }
             _mm512_store_si512(panel, bf16_line(w[0], w[1]));

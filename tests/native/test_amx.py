@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +31,7 @@ def tiles_run(tmp_path_factory):
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if "avx512" not in USABLE or "avx512_bf16" not in flags:
         pytest.skip("NOT TESTED: the amx kernels need a CPU with AVX-512 and BF16 around the trapped instructions")
-    built = tmp_path_factory.mktemp("trap") / "trap.so"
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", emulation.HERE / "trap.c", "-o", built], check=True)
-    trap = ctypes.CDLL(str(built))
+    trap = ctypes.CDLL(str(emulation.build("trap.c", tmp_path_factory.mktemp("trap"))))
     assert trap.trap_amx() == 0
     count = ctypes.c_ulong.in_dll(trap, "emulated_instructions")
     yield lambda: count.value

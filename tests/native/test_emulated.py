@@ -1,4 +1,4 @@
-"""The built avx512 object on an emulated Sapphire Rapids, so that machines without AVX-512 test it too."""
+"""The built avx512 and amx objects on an emulated Sapphire Rapids, so that machines without AVX-512 test them too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 from hetero.native import FORMATS, Kernels, Pool
 from hetero.native.library import library_path
 from tests.native.emulation.cpu import EmulatedCpu
-from tests.native.weights import USABLE, cpus, normal, packed, raw_rows
+from tests.native.test_amx import TILED, bound
+from tests.native.weights import USABLE, cpus, dequantized, normal, packed, raw_rows
 
 BAD_ARGUMENT = 1
 
@@ -27,10 +28,15 @@ def cpu(tmp_path_factory):
         pytest.skip(f"NOT TESTED: AVX-512 kernels on an emulated CPU, which does not load: {error}")
 
 
+def function_of(tier):
+    """The address of that tier's hetero_tile."""
+    library = ctypes.CDLL(str(library_path(tier)))
+    return ctypes.cast(library.hetero_tile, ctypes.c_void_p).value
+
+
 @pytest.fixture(scope="module")
 def tile_function():
-    library = ctypes.CDLL(str(library_path("avx512")))
-    return ctypes.cast(library.hetero_tile, ctypes.c_void_p).value
+    return function_of("avx512")
 
 
 def emulated_product(cpu, function, matrix, x, scratch_bytes=None):
@@ -68,3 +74,17 @@ def test_scratch_that_is_too_short_is_refused(cpu, tile_function):
     code, out = emulated_product(cpu, tile_function, matrix, np.ones((2, 64), np.float32), scratch_bytes=100)
     assert code == BAD_ARGUMENT
     assert np.isnan(out).all()
+
+
+@pytest.mark.skipif(library_path("amx") is None, reason="NOT TESTED: no amx kernels were built")
+@pytest.mark.parametrize("fmt", TILED)
+def test_the_amx_object_is_within_rounding_of_float64_on_an_emulated_cpu(cpu, fmt):
+    k = 256 if FORMATS[fmt].quantised else 75
+    rows, x = raw_rows(fmt, 16, k), normal(np.random.default_rng(13), 37, k)
+    matrix, weights = packed(Kernels("generic"), fmt, rows, 16, k), dequantized(fmt, rows, 16, k).astype(np.float64)
+    before = cpu.tile_instructions
+    code, out = emulated_product(cpu, function_of("amx"), matrix, x)
+    assert code == 0
+    assert cpu.tile_instructions > before
+    exact = x.astype(np.float64)
+    assert (np.abs(out - exact @ weights.T) <= bound(fmt, rows, 16, k, exact, weights)).all()

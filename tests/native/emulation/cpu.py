@@ -2,7 +2,8 @@
 
 The emulated CPU sees this process's memory at its own addresses: every GiB in use is given a compact physical GiB,
 because the CPU model has fewer physical address bits than the process has virtual ones, and pages are lent when they
-are first touched. Functions must not call into the kernel or need thread-local storage.
+are first touched. Functions must not call into the kernel or need thread-local storage. The emulated CPU lacks AMX:
+tile instructions are invalid there, and trap.c does their work.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ HERE = Path(__file__).parent
 TABLES = 0x100000  # guest-physical address of the page tables, below the first lent GiB
 PAGE, GIB = 4096, 1 << 30
 HALT = b"\xf4"
+INVALID_OPCODE = 6
+REGISTERS = ("rax", "rcx", "rdx", "rbx", "rsp", "rbp", "rsi", "rdi", *(f"r{i}" for i in range(8, 16)))
+ReadRegister = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
 
 
 def _area(size: int) -> tuple[mmap.mmap, int]:
@@ -26,14 +30,19 @@ def _area(size: int) -> tuple[mmap.mmap, int]:
     return area, ctypes.addressof(ctypes.c_char.from_buffer(area))
 
 
+def build(source: str, folder: Path) -> Path:
+    """The shared library of one of the C files here, built in `folder`. CalledProcessError or OSError if not."""
+    library = folder / f"{source}.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", HERE / source, "-o", library, "-ldl"], check=True)
+    return library
+
+
 def _load_package(folder: Path) -> tuple[Any, Any]:
     """(bochscpu, bochscpu.memory), on a model with AVX-512 VNNI. ImportError, OSError or CalledProcessError if not."""
     found = importlib.util.find_spec("bochscpu")
     if found is None or found.origin is None:
         raise ImportError("the package bochscpu-python is not installed")
-    shim = folder / "shim.so"
-    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", HERE / "shim.c", "-o", shim, "-ldl"], check=True)
-    library = ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(build("shim.c", folder)), mode=ctypes.RTLD_GLOBAL)
     package = next(Path(found.origin).parent.glob("_bochscpu*.so"))
     _load_package.path = ctypes.c_char_p(str(package).encode())  # type: ignore[attr-defined]  # the shim keeps it
     library.set_package(_load_package.path)  # type: ignore[attr-defined]
@@ -48,6 +57,8 @@ class EmulatedCpu:
 
     def __init__(self, folder: Path) -> None:
         self._bochs, self._memory = _load_package(folder)
+        self._trap = ctypes.CDLL(str(build("trap.c", folder)))
+        self.tile_instructions = 0
         self._tables, self._tables_at = _area(PAGE * 256)
         self._stack, self._stack_at = _area(8 << 20)
         self._code, self._code_at = _area(PAGE)
@@ -107,20 +118,46 @@ class EmulatedCpu:
             setattr(state, name, value)
         return state
 
-    def call(self, function: int, *arguments: int) -> int:
-        """The integer that the C function at that address returns. RuntimeError if it raises a CPU exception."""
-        self._map_new_memory()
-        session, faults = self._session, []
-        session.cpu.state = self._state(function, arguments)
+    def _run(self, state: Any) -> tuple[int, str, Any] | None:
+        """Runs from `state` to the end (None), or to an exception: (vector, what happened, the state there)."""
+        stops: list[tuple[int, str, Any]] = []
         hook = self._bochs.Hook()
         hook.hlt = lambda session, cpu: session.stop()
 
         def fault(session: Any, cpu: Any, vector: Any, code: Any) -> None:
-            faults.append(f"exception {int(vector)} ({code}) at {session.cpu.rip:#x}")
+            at = session.cpu.rip
+            stops.append((int(vector), f"exception {int(vector)} ({code}) at {at:#x}", session.cpu.state))
             session.stop()
 
         hook.exception = fault
-        session.run([hook])
-        if faults:
-            raise RuntimeError(faults[0])
-        return int(session.cpu.rax) & 0xFFFFFFFF
+        self._session.cpu.state = state
+        self._session.run([hook])
+        return stops[0] if stops else None
+
+    def _step_tiles(self, state: Any) -> bool:
+        """Does the work of the tile instructions at `state`, whose rip is behind the first; False if none are there."""
+
+        def read(context: int, number: int) -> int:
+            return ctypes.c_int64(getattr(state, REGISTERS[number])).value
+
+        reader = ReadRegister(read)
+        for length in range(5, 12):
+            head = ctypes.string_at(state.rip - length, 4)
+            if head[0] == 0xC4 and head[1] & 31 == 2 and head[3] in (0x49, 0x4B, 0x5C):
+                state.rip -= length
+                break
+        before = self.tile_instructions
+        while (length := self._trap.amx_step(ctypes.c_void_p(state.rip), reader, None)) > 0:
+            state.rip += length
+            self.tile_instructions += 1
+        return self.tile_instructions > before
+
+    def call(self, function: int, *arguments: int) -> int:
+        """The integer that the C function at that address returns. RuntimeError if it raises a CPU exception."""
+        self._map_new_memory()
+        state = self._state(function, arguments)
+        while (stop := self._run(state)) is not None:
+            vector, text, state = stop
+            if vector != INVALID_OPCODE or not self._step_tiles(state):
+                raise RuntimeError(text)
+        return int(self._session.cpu.rax) & 0xFFFFFFFF
