@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_a_model_error_does_not_wait_for_torch(env: dict[str, str], tmp_path: Pa
 
 
 def test_a_reader_that_leaves_mid_answer_is_no_failure(env: dict[str, str], model: Path) -> None:
-    script = f'{" ".join(COMMAND)} chat {model} -p hi --private | head -c1; echo " ${{PIPESTATUS[0]}}"'
+    script = f'{shlex.join(COMMAND)} chat {model} -p hi --private | head -c1; echo " ${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False, input=b"")
     assert done.stdout.endswith(b" 0\n")
     assert done.stderr == b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -83,14 +84,14 @@ def test_input_that_is_not_text_is_refused(env: dict[str, str]) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_failure(env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} chat --help | head -c1; echo ${{PIPESTATUS[0]}}"
+    script = f"{shlex.join(COMMAND)} chat --help | head -c1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.stdout == b"U0\n"
     assert done.stderr == b""
 
 
 def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} probe --quick --json | true; echo ${{PIPESTATUS[0]}}"
+    script = f"{shlex.join(COMMAND)} probe --quick --json | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.stdout == b"0\n"
     assert done.stderr == b""
@@ -98,7 +99,7 @@ def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_streams_do_not_matter(closed: str, env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} probe --quick {closed}"
+    script = f"{shlex.join(COMMAND)} probe --quick {closed}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
@@ -164,7 +165,7 @@ def test_a_log_file_on_a_full_disk_does_not_matter(env: dict[str, str], model: P
 
 @pytest.mark.parametrize("args", ["chat /absent -p hi --json > /dev/full", "chat /absent -p hi 2> /dev/full"])
 def test_a_full_disk_behind_a_stream_keeps_the_exit_code(args: str, env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} {args}"
+    script = f"{shlex.join(COMMAND)} {args}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stdout == b""
@@ -172,7 +173,7 @@ def test_a_full_disk_behind_a_stream_keeps_the_exit_code(args: str, env: dict[st
 
 
 def test_a_result_that_a_full_disk_refuses_is_a_failure(env: dict[str, str]) -> None:
-    script = f"{' '.join(COMMAND)} probe --quick --json > /dev/full"
+    script = f"{shlex.join(COMMAND)} probe --quick --json > /dev/full"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 5
     assert done.stderr.startswith(b"error: No space left on device\nhint: ")

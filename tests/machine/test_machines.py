@@ -178,7 +178,7 @@ def test_system_without_sys_is_one_node_of_what_the_kernel_lists(tmp_path: Path)
 def amx_without_palette(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPUID and XCR0 of a Sapphire Rapids in a virtual machine that hides the palette."""
     tiles = 1 << 22 | 1 << 24 | 1 << 25
-    avx512 = {"leaf7_ebx": 1 << 5 | 1 << 16 | 1 << 17 | 1 << 30 | 1 << 31, "leaf7_ecx": 1 << 11}
+    avx512 = {"leaf7_ebx": 1 << 5 | 1 << 16 | 1 << 17 | 1 << 30 | 1 << 31, "leaf7_ecx": 1 << 11, "leaf7_1_eax": 1 << 5}
     cpu = CpuLeaves(is_x86=1, leaf1_ecx=1 << 12 | 1 << 27 | 1 << 29, leaf7_edx=tiles, xcr0=0x602E7, **avx512)
     cpu_tiers.cache_clear()
     monkeypatch.setattr(tiers, "read_cpu", lambda: dataclasses.replace(cpu, max_palette=0))
