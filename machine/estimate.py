@@ -159,7 +159,7 @@ def _decode_attention(index: ModelIndex, made: Traffic, load: Load, rates: Speed
         return [term("attention", "cuda", n_bytes, "B", rates.gpu_read, assumed.CACHE_READ, "memory", note)]
     memory = term("attention", "cpu", n_bytes, "B", rates.stream, assumed.CACHE_READ, "memory", note)
     ops = 2 * depth * made.query_width
-    work = term("attention", "cpu", ops, "op", rates.f32, assumed.ATTENTION_OPS, "arithmetic", note)
+    work = term("attention", "cpu", ops, "op", rates.f32, assumed.ATTENTION_ONE_OPS, "arithmetic", note)
     return [_slower(memory, work)]
 
 
