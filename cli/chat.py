@@ -27,7 +27,13 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="The system message.")] = None,
     temp: Annotated[
         float | None,
-        typer.Option("--temp", metavar="X", min=0.0, max=100.0, help="Temperature; 0 takes the likeliest token."),
+        typer.Option(
+            "--temp",
+            metavar="X",
+            min=0.0,
+            max=100.0,
+            help="Temperature; 0 takes the likeliest token; by default the model's own, else 0.",
+        ),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option("--top-k", metavar="N", min=0, help="Sample among the k likeliest; 0 is off.")
@@ -45,7 +51,14 @@ def chat(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Makes sampling reproducible.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", metavar="N", min=1, help="Length of an answer.")
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            metavar="N",
+            min=1,
+            help="Length of an answer; by default until it ends or the context is full.",
+        ),
     ] = None,
     context: options.Context = None,
     threads: options.Threads = None,
