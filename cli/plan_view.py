@@ -38,7 +38,8 @@ def show(case: Case, plan: Plan, as_json: bool, *, inputs: Mapping[str, Any], ex
     _advice(changes, fix)
     if explain:
         _explain(case, plan)
-    lines("check", f"hetero bench {shlex.quote(str(inputs.get('model', 'MODEL')))} {_bench_options(case, plan)}")
+    if plan.fits:
+        lines("check", f"hetero bench {shlex.quote(str(inputs.get('model', 'MODEL')))} {_bench_options(case, plan)}")
     for text in plan.notes:
         output.note(text)
 

@@ -51,7 +51,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     if short and not request.force:
         raise _refusal(index, machine, shape, ledger, short, room)
     if short:
-        notes += [_short_text(machine, ledger, short, room) + " (forced)"]
+        notes += [_short_text(machine, ledger, short, room)]
     notes += _readiness(index, shape) + _calibration_note(request)
     prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(index, short))
     return Plan(

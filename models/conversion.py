@@ -155,6 +155,7 @@ class Conversion:
         folder = self.target.tmp / TOKENIZER
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.text, folder, copy_function=_copy_synced)
+        folder.chmod(self.target.tmp.stat().st_mode & 0o777)  # the copied folder was temporary, so private
         sync_directory(folder)
 
     def _units(self) -> Iterator[_Unit]:

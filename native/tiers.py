@@ -14,7 +14,7 @@ from hetero.native.library import ffi, library_path, open_library
 TIERS = ("generic", "avx2", "avx512", "amx")
 NO_KERNELS = "no native kernels: no C++ compiler was found at install"
 NO_KERNELS_HINT = "install g++ (Debian: apt install g++) and run pip install again"
-TIER_HINT = "use HETERO_ISA=avx2 or unset it"
+TIER_HINT = "unset HETERO_ISA, or name a tier that hetero probe shows as usable"
 
 _XCR0_YMM = 0x6
 _XCR0_ZMM = 0xE6

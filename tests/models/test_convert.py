@@ -356,3 +356,8 @@ def test_peak_memory_is_a_few_experts_not_the_model(tmp_path: Path) -> None:
     peak = child.stdout.read().splitlines()[-1]
     assert child.wait() == 0
     assert int(peak.removeprefix("peak ")) < 2 * layer + (300 << 20) < source.stat().st_size
+
+
+def test_everything_in_a_store_can_be_read_by_whom_the_umask_lets(source: Path, tmp_path: Path) -> None:
+    store = convert(source, tmp_path / "m.hetero", kernels=KERNELS).path
+    assert (store / "tokenizer").stat().st_mode & 0o077 == store.stat().st_mode & 0o077
