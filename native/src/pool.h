@@ -1,5 +1,5 @@
 // A fork-join pool: persistent workers bound to given CPUs, the caller as worker 0. Between jobs workers watch
-// the epoch word for a few microseconds and then sleep on it in the kernel, so an idle pool costs no CPU time.
+// the epoch word for 300 microseconds and then sleep on it in the kernel, so an idle pool costs no CPU time.
 #pragma once
 #include <errno.h>
 #include <linux/futex.h>
