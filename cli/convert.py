@@ -120,14 +120,15 @@ def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> No
     from hetero.models.layout import make_layout
 
     with contextlib.closing(open_checkpoint(src)) as checkpoint:
-        index = checkpoint.index
+        index, mtp = checkpoint.index, checkpoint.mtp
     path = default_destination(src) if dst is None else dst
     Destination(path.absolute()).check_parent()
-    layout = make_layout(index, experts)
+    layout = make_layout(index, experts, mtp)
     sizes = {
-        "source_bytes": sum(tensor.n_bytes for tensor in index.tensors),
+        "source_bytes": sum(tensor.n_bytes for tensor in index.tensors) + sum(tensor.n_bytes for tensor in mtp),
         "dense_bytes": layout.dense_bytes,
         "expert_bytes": layout.expert_bytes,
+        "mtp_bytes": layout.mtp_bytes,
         "free_bytes": shutil.disk_usage(path.absolute().parent).free,
     }
     case, plan = _plan_of_store(index, experts)
@@ -137,8 +138,9 @@ def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> No
         output.json_result("hetero.convert", body | {"plan": made})
         return
     rows = [("model", f"{index.name} ({index.architecture})"), ("store", str(path)), ("experts", experts)]
-    labels = ("source", "dense part", "experts", "free on disk")
-    output.table([*rows, *zip(labels, map(size_text, sizes.values()), strict=True)])
+    labels = ("source", "dense part", "experts", "multi-token prediction", "free on disk")
+    shown = zip(labels, sizes.values(), strict=True)
+    output.table([*rows, *((label, size_text(size)) for label, size in shown if size)])
     plan_view.show_briefly(plan)
 
 

@@ -19,6 +19,8 @@ from hetero.models.names import from_gguf, hf_expert, layer_of
 from hetero.models.safetensors_file import HfDirectory
 
 _OTHER = "the file and its configuration do not belong together; try another upload of this model"
+MTP_PREFIX = "mtp."
+"""How Qwen3-Next and DeepSeek-V4 name what others keep in layers behind the last one."""
 _CAST = "use a BF16 version of this model, or a GGUF one"
 
 
@@ -42,8 +44,11 @@ class Tensor:
 
 def assemble_gguf(
     family: Family, meta: Mapping[str, Any], stored: Sequence[StoredTensor], files: tuple[Path, ...]
-) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and tensors of a GGUF model. Raises ModelError for missing, unknown or misshapen tensors."""
+) -> tuple[ModelConfig, dict[str, Tensor], tuple[StoredTensor, ...]]:
+    """The configuration, tensors and MTP tensors of a GGUF model.
+
+    Raises ModelError for missing, unknown or misshapen tensors.
+    """
     named: dict[str, StoredTensor] = {}
     unknown: list[StoredTensor] = []
     where = str(files[0])
@@ -61,7 +66,8 @@ def assemble_gguf(
     if factors is not None:
         rope = replace(config.rope, freq_factors=_freq_factors(factors, files[factors.file], config.rope.dim))
         config = replace(config, rope=rope)
-    known = {n: t for n, t in named.items() if not _is_mtp(n, config)}
+    mtp = tuple(t for t in stored if _is_mtp(t.name, config))
+    known = {n: t for n, t in named.items() if not _is_mtp(t.name, config)}
     unknown = [t for t in unknown if t.name not in family.SKIP_GGUF and not _is_mtp(t.name, config)]
     expected = family.expected_tensors(config, known)
     unknown += [t for n, t in known.items() if n not in expected]
@@ -70,7 +76,7 @@ def assemble_gguf(
     tensors = _check(whole, expected, files, where)
     if family.PERMUTED_QK:
         tensors = {n: _permuted(n, t, config.head_dim) for n, t in tensors.items()}
-    return config, tensors
+    return config, tensors, mtp
 
 
 def _permuted(name: str, tensor: Tensor, head_dim: int) -> Tensor:
@@ -106,14 +112,22 @@ def _freq_factors(t: StoredTensor, path: Path, dim: int) -> tuple[float, ...]:
 
 
 def _is_mtp(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor of a file belongs to the layers behind the last one that predict further tokens."""
     layer = layer_of(name)
-    return layer is not None and config.n_layers <= layer < config.n_layers + config.mtp_layers
+    behind = layer is not None and config.n_layers <= layer < config.n_layers + config.mtp_layers
+    return behind or name.startswith(MTP_PREFIX)
 
 
-def assemble_hf(family: Family, found: HfDirectory) -> tuple[ModelConfig, dict[str, Tensor], tuple[str, ...]]:
-    """The configuration, tensors and notes of a Hugging Face directory. Raises ModelError as `assemble_gguf` does."""
+def assemble_hf(
+    family: Family, found: HfDirectory
+) -> tuple[ModelConfig, dict[str, Tensor], tuple[str, ...], tuple[StoredTensor, ...]]:
+    """The configuration, tensors, notes and MTP tensors of a Hugging Face directory.
+
+    Raises ModelError as `assemble_gguf` does.
+    """
     config = family.config_from_hf(found.config, str(found.path / "config.json"))
     skip = re.compile("|".join(family.SKIP_HF))
+    mtp = tuple(t for t in found.tensors if _is_mtp(t.name, config))
     used = [t for t in found.tensors if not skip.fullmatch(t.name) and not _is_mtp(t.name, config)]
     whole: dict[str, tuple[tuple[int, ...], tuple[StoredTensor, ...]]] = {}
     experts: dict[str, dict[int, StoredTensor]] = {}
@@ -136,7 +150,7 @@ def assemble_hf(family: Family, found: HfDirectory) -> tuple[ModelConfig, dict[s
     if "lm_head.weight" not in tensors and not config.tie_word_embeddings:
         notes = (f"{found.path}: has no lm_head.weight; the embedding is used in its place",)
     config = replace(config, tie_word_embeddings="lm_head.weight" not in tensors)
-    return config, tensors, notes
+    return config, tensors, notes, mtp
 
 
 def _stack(

@@ -20,7 +20,7 @@ from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError, 
 from hetero.models.assemble import Part, Tensor, assemble_gguf, assemble_hf
 from hetero.models.config import ModelConfig
 from hetero.models.families import family_for_gguf, family_for_hf
-from hetero.models.formats import plain_to_f32, row_bytes
+from hetero.models.formats import StoredTensor, plain_to_f32, row_bytes
 from hetero.models.gguf_file import MAGIC
 from hetero.models.gguf_split import read_gguf_set
 from hetero.models.safetensors_file import CONFIG, INDEX, read_hf_directory
@@ -46,11 +46,14 @@ class Checkpoint:
         hf_config: Mapping[str, Any] | None = None,
         directory: Path | None = None,
         notes: tuple[str, ...] = (),
+        mtp: tuple[StoredTensor, ...] = (),
     ) -> None:
         self.path, self.kind, self.files, self.config = path, kind, files, config
         self.metadata, self.hf_config, self.directory = metadata or {}, hf_config or {}, directory
         self.notes = notes
         """What was ignored or assumed, one sentence each."""
+        self.mtp = mtp
+        """Multi-token prediction tensors: in no index and not loaded; `convert` keeps them."""
         self._tensors = tensors
         self._fds: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -105,6 +108,10 @@ class Checkpoint:
             self._pread(part, inside * size, out[row - start : row - start + count])
             row += count
         return out
+
+    def read_stored(self, tensor: StoredTensor, start: int, out: Bytes) -> None:
+        """Fills `out` with the bytes from `start` of a tensor as it lies in its file. Raises as `read_rows` does."""
+        self._pread(Part(tensor.file, tensor.offset), start, out)
 
     def _pread(self, part: Part, skip: int, out: Bytes) -> None:
         view = out.reshape(-1).data
@@ -232,16 +239,16 @@ def _open_gguf(path: Path) -> Checkpoint:
     where = str(files[0].path)
     family = family_for_gguf(meta["general.architecture"], where)
     paths = tuple(f.path for f in files)
-    config, tensors = assemble_gguf(family, meta, stored, paths)
+    config, tensors, mtp = assemble_gguf(family, meta, stored, paths)
     name = meta.get("general.name")
     shown = name if isinstance(name, str) and name.strip() else path.stem
-    return Checkpoint(path, "gguf", paths, tensors, config, shown, metadata=meta)
+    return Checkpoint(path, "gguf", paths, tensors, config, shown, metadata=meta, mtp=mtp)
 
 
 def _open_hf(path: Path) -> Checkpoint:
     found = read_hf_directory(path)
     family = family_for_hf(found.config, str(path / CONFIG))
-    config, tensors, notes = assemble_hf(family, found)
+    config, tensors, notes, mtp = assemble_hf(family, found)
     return Checkpoint(
         path,
         "safetensors",
@@ -252,6 +259,7 @@ def _open_hf(path: Path) -> Checkpoint:
         hf_config=found.config,
         directory=path,
         notes=found.notes + notes,
+        mtp=mtp,
     )
 
 

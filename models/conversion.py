@@ -13,10 +13,11 @@ from safetensors.numpy import save as save_safetensors
 from hetero.machine.types import ModelError, TierError, UsageError
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.destination import Destination, check_removable, remove_store
-from hetero.models.extents import Extent, dense_extent, first_damaged, layer_extent
+from hetero.models.extents import Extent, dense_extent, first_damaged, layer_extent, mtp_extent
 from hetero.models.journal import JOURNAL, Journal, sync_directory, write_safely
-from hetero.models.layout import DENSE_FILE, SMALL_FILE, LayerSlot, Layout
+from hetero.models.layout import DENSE_FILE, MTP_FILE, SMALL_FILE, LayerSlot, Layout
 from hetero.models.manifest import MANIFEST, Manifest, StoredFile, read_manifest, write_manifest
+from hetero.models.mtp import copy_mtp
 from hetero.models.pack import FileSink, Packed, Tick, fingerprint, pack_dense, pack_layer, read_small
 from hetero.models.progress import Meter, Progress
 from hetero.models.source_key import source_key
@@ -132,7 +133,7 @@ class Conversion:
 
     def _write_all(self, journal: Journal) -> Manifest:
         tmp = self.target.tmp
-        meter = Meter(self.progress, sum(info.n_bytes for info in self.source.index.tensors))
+        meter = Meter(self.progress, self._source_bytes())
         meter.what = "norms and tokenizer"
         arrays, digests = read_small(self.source, self.layout.small, meter.tick)
         write_safely(tmp / SMALL_FILE, save_safetensors(dict(arrays)))
@@ -150,6 +151,10 @@ class Conversion:
         manifest = self._manifest(fingerprint(digests))
         write_safely(tmp / MANIFEST, write_manifest(manifest))
         return manifest
+
+    def _source_bytes(self) -> int:
+        model = sum(info.n_bytes for info in self.source.index.tensors)
+        return model + sum(slot.length for slot in self.layout.mtp)
 
     def _write_text(self) -> None:
         folder = self.target.tmp / TOKENIZER
@@ -171,6 +176,16 @@ class Conversion:
         )
         for slot in layout.layers:
             yield self._layer_unit(slot)
+        if layout.mtp:
+            yield _Unit(
+                file=MTP_FILE,
+                what="multi-token prediction",
+                length=layout.mtp_bytes,
+                source_bytes=sum(slot.length for slot in layout.mtp),
+                n_checksums=sum(slot.n_pieces for slot in layout.mtp),
+                pack=lambda sink, tick: copy_mtp(self.source, layout.mtp, sink, tick),
+                extents=lambda packed: [mtp_extent(slot, packed.checksums[slot.key]) for slot in layout.mtp],
+            )
 
     def _layer_unit(self, slot: LayerSlot) -> _Unit:
         return _Unit(
@@ -241,7 +256,7 @@ class Conversion:
             path=self.target.path,
             fingerprint=manifest.fingerprint,
             experts=self.experts,
-            source_bytes=sum(info.n_bytes for info in self.source.index.tensors),
+            source_bytes=self._source_bytes(),
             store_bytes=_tree_bytes(self.target.path),
             resumed_files=self.resumed,
             already_converted=already,

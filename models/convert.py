@@ -52,7 +52,7 @@ def convert(
     with closing(open_checkpoint(src)) as source, _disk_errors(target), tempfile.TemporaryDirectory() as scratch:
         load_source_text(source).save(Path(scratch))
         target.check_parent()
-        layout = make_layout(source.index, experts)
+        layout = make_layout(source.index, experts, source.mtp)
         with locked(target.lock):
             job = Conversion(source, target, layout, Path(scratch), experts, kernels, progress or silent)
             return job.run(force)

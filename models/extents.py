@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.machine.types import ModelError, TierError
-from hetero.models.layout import DENSE_FILE, LayerSlot, Layout, MatrixSlot, align
+from hetero.models.layout import DENSE_FILE, MTP_FILE, PIECE_SOURCE_BYTES, LayerSlot, Layout, MatrixSlot, MtpSlot, align
 from hetero.models.pack import U8, Tick, checksum, in_order
 
 AGAIN = "run hetero convert SRC DST --force"
@@ -31,7 +31,7 @@ class Extent:
 
     def label(self, index: int) -> str:
         """What piece `index` holds, in words."""
-        return self.name if self.file == DENSE_FILE else f"expert {index} of {self.name}"
+        return self.name if self.file in (DENSE_FILE, MTP_FILE) else f"expert {index} of {self.name}"
 
 
 def dense_extent(slot: MatrixSlot, checksums: list[str]) -> Extent:
@@ -44,12 +44,19 @@ def layer_extent(slot: LayerSlot, checksums: list[str]) -> Extent:
     return Extent(f"layer {slot.layer}", slot.file, 0, slot.length, slot.stride, checksums)
 
 
+def mtp_extent(slot: MtpSlot, checksums: list[str]) -> Extent:
+    """The extent of one multi-token prediction tensor."""
+    return Extent(slot.name, MTP_FILE, slot.offset, slot.length, PIECE_SOURCE_BYTES, checksums)
+
+
 def extents(layout: Layout, checksums: Mapping[str, list[str]]) -> Iterator[Extent]:
     """All packed extents of a store."""
     for matrix in layout.dense:
         yield dense_extent(matrix, checksums[matrix.name])
     for layer in layout.layers:
         yield layer_extent(layer, checksums[layer.file])
+    for slot in layout.mtp:
+        yield mtp_extent(slot, checksums[slot.key])
 
 
 def first_damaged(directory: Path, extent: Extent, tick: Tick) -> str | None:

@@ -6,11 +6,12 @@ what it will write before it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, UsageError
+from hetero.models.formats import StoredTensor
 from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_bytes
 
 ExpertMode = Literal["keep", "q4", "q8", "bf16"]
@@ -23,6 +24,7 @@ PIECE_SOURCE_BYTES = 8 << 20
 TILE_ROWS = 16
 DENSE_FILE = "dense.bin"
 SMALL_FILE = "small.safetensors"
+MTP_FILE = "mtp.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +84,46 @@ class LayerSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpSlot:
+    """One tensor of `mtp.bin`: `length` bytes at `offset`, with the source's own name, shape, type and bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    offset: int
+    length: int
+
+    @property
+    def key(self) -> str:
+        """The tensor's key among the store's checksums; no tensor of the model is called so."""
+        return f"{MTP_FILE}:{self.name}"
+
+    @property
+    def n_pieces(self) -> int:
+        return -(-self.length // PIECE_SOURCE_BYTES)
+
+    def piece(self, index: int) -> tuple[int, int]:
+        """Where piece `index` starts within the tensor, and its length."""
+        start = index * PIECE_SOURCE_BYTES
+        return start, min(PIECE_SOURCE_BYTES, self.length - start)
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The packed form of a whole model; `small` tensors are kept as float32."""
 
     dense: tuple[MatrixSlot, ...]
     layers: tuple[LayerSlot, ...]
     small: tuple[TensorInfo, ...]
+    mtp: tuple[MtpSlot, ...] = ()
 
     @property
     def dense_bytes(self) -> int:
         return align(self.dense[-1].offset + self.dense[-1].length) if self.dense else 0
+
+    @property
+    def mtp_bytes(self) -> int:
+        return self.mtp[-1].offset + self.mtp[-1].length if self.mtp else 0
 
     @property
     def expert_bytes(self) -> int:
@@ -121,14 +153,27 @@ def rows_per_piece(format: str, k: int) -> int:
     return max(TILE_ROWS, PIECE_SOURCE_BYTES // row_bytes(format, k) // TILE_ROWS * TILE_ROWS)
 
 
-def make_layout(index: ModelIndex, experts: str = "keep") -> Layout:
-    """Lays out every tensor of `index` in name order; raises UsageError for a mode that the shapes do not allow."""
+def make_layout(index: ModelIndex, experts: str = "keep", mtp: Sequence[StoredTensor] = ()) -> Layout:
+    """Lays out every tensor of `index` (and `mtp`, as it lies in the source) in name order.
+
+    Raises UsageError for a mode that the shapes do not allow.
+    """
     tensors = sorted(index.tensors, key=lambda info: info.name)
     return Layout(
         dense=_place_dense(info for info in tensors if info.role == "dense"),
         layers=tuple(_place_layers([info for info in tensors if info.role == "expert"], experts)),
         small=tuple(info for info in tensors if info.role == "small"),
+        mtp=_place_mtp(mtp),
     )
+
+
+def _place_mtp(tensors: Iterable[StoredTensor]) -> tuple[MtpSlot, ...]:
+    slots: list[MtpSlot] = []
+    offset = 0
+    for t in sorted((t for t in tensors if t.n_bytes), key=lambda t: t.name):
+        slots.append(MtpSlot(t.name, t.shape, t.format, offset, t.n_bytes))
+        offset = align(offset + t.n_bytes)
+    return tuple(slots)
 
 
 def _place_dense(tensors: Iterable[TensorInfo]) -> tuple[MatrixSlot, ...]:

@@ -23,9 +23,11 @@ from hetero.models.families import FAMILIES
 from hetero.models.families.common import MAX_LAYERS
 from hetero.models.layout import (
     EXPERT_PARTS,
+    MTP_FILE,
     LayerSlot,
     Layout,
     MatrixSlot,
+    MtpSlot,
     expert_name,
     matrix_dims,
     rows_per_piece,
@@ -34,10 +36,12 @@ from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_
 
 MANIFEST = "manifest.json"
 KIND = "hetero store"
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 _AGAIN = "run hetero convert SRC DST --force"
 _MAX_BYTES = 512 << 20
-_SAFE_FILE = re.compile(r"(dense\.bin|small\.safetensors|experts-\d{5}\.bin|tokenizer(/[A-Za-z0-9_][\w.+-]*)+)", re.A)
+_SAFE_FILE = re.compile(
+    r"(dense\.bin|mtp\.bin|small\.safetensors|experts-\d{5}\.bin|tokenizer(/[A-Za-z0-9_][\w.+-]*)+)", re.A
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ def write_manifest(manifest: Manifest) -> bytes:
         | {info.name: {"file": "small.safetensors", **_small_entry(info)} for info in layout.small},
         "layers": {str(slot.layer): _layer_entry(slot, manifest.checksums[slot.file]) for slot in layout.layers},
     }
+    if layout.mtp:
+        data["mtp"] = {slot.name: _mtp_entry(slot, manifest.checksums[slot.key]) for slot in layout.mtp}
     return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
 
 
@@ -131,6 +137,11 @@ def _layer_entry(slot: LayerSlot, checksums: list[str]) -> dict[str, Any]:
     return entry | {"checksums": checksums}
 
 
+def _mtp_entry(slot: MtpSlot, checksums: list[str]) -> dict[str, Any]:
+    entry = {"offset": slot.offset, "length": slot.length, "shape": slot.shape, "format": slot.format}
+    return {"file": MTP_FILE, **entry, "checksums": checksums}
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():  # reading a pipe would block for ever
@@ -171,7 +182,8 @@ def _decode_manifest(data: dict[str, Any]) -> Manifest:
         layer = _decode_layer(int(number), dict(value), files, checksums)
         layers.append(layer)
     layers.sort(key=lambda slot: slot.layer)
-    layout = Layout(tuple(dense), tuple(layers), tuple(small))
+    mtp = tuple(_decode_mtp(name, dict(value), files, checksums) for name, value in data.get("mtp", {}).items())
+    layout = Layout(tuple(dense), tuple(layers), tuple(small), mtp)
     _check_tensors(config, layout)
     index = decode(ModelIndex, data["index"] | {"tensors": ()}, "index")
     return Manifest(
@@ -235,6 +247,18 @@ def _decode_layer(
     if files[slot.file].bytes != slot.length:
         raise ValueError(f"{slot.file} has {files[slot.file].bytes} bytes, expected {slot.length}")
     checksums[slot.file] = _hashes(hashes, slot.n_experts, slot.file)
+    return slot
+
+
+def _decode_mtp(
+    name: str, value: dict[str, Any], files: dict[str, StoredFile], checksums: dict[str, list[str]]
+) -> MtpSlot:
+    hashes = value.pop("checksums")
+    _same(name, {"file": MTP_FILE}, {"file": value.pop("file")})
+    slot: MtpSlot = decode(MtpSlot, value | {"name": name}, name)
+    if min(slot.offset, slot.length) < 0 or slot.offset + slot.length > files[MTP_FILE].bytes:
+        raise ValueError(f"{name} lies outside {MTP_FILE}")
+    checksums[slot.key] = _hashes(hashes, slot.n_pieces, name)
     return slot
 
 

@@ -141,7 +141,7 @@ def _gguf_index(url: str) -> ModelIndex:
         family = family_for_gguf(meta["general.architecture"], str(here))
         # Frequency divisors would have to be read from the weights, and take no time worth planning.
         stored = [t for t in stored if t.name != "rope_freqs.weight"]
-        config, tensors = assemble_gguf(family, meta, stored, tuple(f.path for f in files))
+        config, tensors, _ = assemble_gguf(family, meta, stored, tuple(f.path for f in files))
     except ModelError as e:
         raise type(e)(e.message.replace(str(here), url, 1), e.hint) from None
     title = meta.get("general.name")
@@ -158,7 +158,7 @@ def _hf_index(base: str, name: str) -> ModelIndex:
         headers = list(pool.map(lambda pair: _header(f"{base}/{pair[1]}", *pair), enumerate(shards)))
     tensors = tuple(t for header in headers for t in header)
     found = HfDirectory(Path(name), raw, tuple(Path(shard) for shard in shards), tensors)
-    config, assembled, _ = assemble_hf(family_for_hf(raw, where), found)
+    config, assembled, _, _ = assemble_hf(family_for_hf(raw, where), found)
     return make_index(name, config, assembled)
 
 

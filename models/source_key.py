@@ -25,6 +25,8 @@ def source_key(source: Checkpoint, text: Path, experts: str) -> str:
         else:
             expert = 0 if info.role == "expert" else None
             key.update(source.read_rows(info.name, expert=expert, start=0, stop=1).tobytes())
+    for t in source.mtp:
+        key.update(f"{t.name} {t.format} {list(t.shape)} {t.n_bytes}\n".encode())
     for path in sorted(path for path in text.rglob("*") if path.is_file()):
         key.update(f"{path.relative_to(text).as_posix()} ".encode() + path.read_bytes())
     return key.hexdigest()
