@@ -29,6 +29,12 @@ class Span:
         """Positions of the sequence that exist after this step."""
         return self.first + self.stop - self.start
 
+    @property
+    def parts(self) -> list[tuple[int, int]]:
+        """The rows cut where a checkpoint of the recurrent states is to be made: (start, stop) of one or two parts."""
+        cut = self.start + self.sequence.mark - self.first
+        return [(self.start, cut), (cut, self.stop)] if self.start < cut < self.stop else [(self.start, self.stop)]
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

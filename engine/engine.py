@@ -51,7 +51,7 @@ class Engine:
         attention: Attention = TorchAttention(self._kv)
         if owner.device.type == "cpu":
             attention = NativeAttention(self._kv, model.kernels, self._pool)
-        self._runtime = Runtime(model, owner, self._pool, attention)
+        self._runtime = Runtime(model, owner, self._pool, attention, self._kv.states)
         self._forward = FAMILIES[model.config.family].forward
         self._schedule = Schedule(self._kv, plan.prefill_chunk)
         self._make_ops: Callable[[Runtime, Batch], Ops] = Ops
@@ -164,11 +164,12 @@ class Engine:
         parts = []
         for request, tokens in work:
             assert request.sequence is not None
+            self._kv.prepare(request.sequence, len(tokens))
             parts.append((request.sequence, tokens, request.wanted_rows(len(tokens))))
         batch = make_batch(parts, self._runtime.owner.device)
         logits = self._forward(self.model.config, batch, self._make_ops(self._runtime, batch))
         for sequence, tokens, _ in parts:
-            self._kv.pool.extend(sequence, tokens)
+            self._kv.extend(sequence, tokens)
         return logits
 
     def _emit(self, work: list[tuple[Request, list[int]]], logits: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The device tier of the KV cache: paged tensors of the states that a model's config declares."""
+"""The device tier of the KV cache: paged tensors and recurrent states, as a model's config declares them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence as Ids
 import torch
 
 from hetero.engine.pages import PAGE, PagePool, Sequence
-from hetero.machine.types import HardwareError
+from hetero.engine.recurrent import RecurrentStates
+from hetero.machine.types import STATE_SLOTS, HardwareError
 from hetero.models.config import ModelConfig
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -15,39 +16,90 @@ NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class KVCache:
-    """Pages for `context` tokens or more on one device; a sequence's tokens are appended, viewed and truncated."""
+    """Pages for `context` tokens or more on one device; a sequence's tokens are appended, viewed and truncated.
+
+    Where a model has recurrent states, a prefix is shared only up to a checkpoint of them. One is made at the last page
+    that a step fills; a sequence leaves behind that of its prompt's last full page and the latest.
+    """
 
     def __init__(self, config: ModelConfig, context: int, dtype: str, device: torch.device) -> None:
         n_pages = -(-context // PAGE)
         self.pool = PagePool(n_pages)
-        self.dtype = DTYPES[dtype]
+        self.dtype, self._device = DTYPES[dtype], device
         slots = n_pages * PAGE
-        states = config.kv_states
         try:
-            self._stores = [
-                {name: torch.zeros((slots, *shape), dtype=self.dtype, device=device) for name, shape in states.items()}
-                for _ in range(config.n_layers)
-            ]
+            self._stores = [self._layer(config, layer, slots) for layer in range(config.n_layers)]
+            self.states = RecurrentStates(config, STATE_SLOTS, device)
         except RuntimeError as error:  # torch has no narrower type for a CPU that is out of memory
             raise HardwareError(
                 f"no memory on {device} for a KV cache of {slots} tokens: {str(error).splitlines()[0]}",
                 "give a smaller --context",
             ) from error
 
-    def open(self, token_ids: Ids[int], reuse: bool = True) -> Sequence:
-        return self.pool.open(token_ids, reuse)
+    def _layer(self, config: ModelConfig, layer: int, slots: int) -> dict[str, torch.Tensor]:
+        paged = {name: state.shape for name, state in config.layer_states(layer).items() if not state.recurrent}
+        return {n: torch.zeros((slots, *shape), dtype=self.dtype, device=self._device) for n, shape in paged.items()}
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget the tokens of `sequence` from position `length` on."""
-        copy = self.pool.truncate(sequence, length)
-        if copy is None:
+    @property
+    def has_slot(self) -> bool:
+        """Whether the recurrent states of one more sequence find a place."""
+        return not self.states or self.states.available > 0
+
+    def open(self, token_ids: Ids[int], reuse: bool = True) -> Sequence:
+        """A sequence that will begin with `token_ids`, with as much of them as earlier ones left. Then `enter` it."""
+        sequence = self.pool.open(token_ids, reuse, self.states or None)
+        sequence.anchor = (len(token_ids) - 1) // PAGE * PAGE
+        return sequence
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give an opened sequence its recurrent states; there must be a slot."""
+        if self.states:
+            sequence.slot = self.states.take(sequence.keys[-1] if sequence.keys else None)
+
+    def prepare(self, sequence: Sequence, tokens: int) -> None:
+        """Decide where in a step of so many tokens a checkpoint of the recurrent states is made."""
+        end = sequence.length + tokens
+        mark = sequence.anchor if sequence.length < sequence.anchor <= end else end // PAGE * PAGE
+        if not self.states or mark <= sequence.length:
             return
-        source, target = copy[0] * PAGE, copy[1] * PAGE
-        for store in (store for stores in self._stores for store in stores.values()):
-            store[target : target + PAGE] = store[source : source + PAGE]
+        if sequence.rolling is not None:
+            self.states.forget(sequence.rolling)
+        sequence.rolling, sequence.pending = None, self.states.begin()
+        sequence.mark = mark if sequence.pending >= 0 else 0
+
+    def extend(self, sequence: Sequence, token_ids: Ids[int]) -> None:
+        """Record that `token_ids` are now stored and in the recurrent states."""
+        self.pool.extend(sequence, token_ids)
+        if sequence.mark:
+            key = sequence.keys[sequence.mark // PAGE - 1]
+            self.states.commit(key, sequence.pending)
+            sequence.rolling = None if sequence.mark == sequence.anchor else key
+            sequence.mark, sequence.pending = 0, -1
+
+    def truncate(self, sequence: Sequence, length: int) -> int:
+        """Forget the tokens of `sequence` from position `length` on; returns how many are left.
+
+        With recurrent states those are the tokens up to the last checkpoint at or before `length`, possibly none: the
+        tokens between must be computed again.
+        """
+        if self.states and length < sequence.length:
+            ends = [i + 1 for i, key in enumerate(sequence.keys[: length // PAGE]) if key in self.states]
+            length = ends[-1] * PAGE if ends else 0
+            self.states.restore(sequence.slot, sequence.keys[ends[-1] - 1] if ends else None)
+        copy = self.pool.truncate(sequence, length)
+        if copy is not None:
+            source, target = copy[0] * PAGE, copy[1] * PAGE
+            for store in (store for stores in self._stores for store in stores.values()):
+                store[target : target + PAGE] = store[source : source + PAGE]
+        return sequence.length
 
     def close(self, sequence: Sequence) -> None:
+        """Give a sequence's place back; full pages and checkpoints stay until the space is needed."""
         self.pool.close(sequence)
+        for slot in (sequence.slot, sequence.pending):
+            if slot >= 0:
+                self.states.release(slot)
+        sequence.slot = sequence.pending = -1
 
     def store(self, layer: int, name: str) -> tuple[torch.Tensor, str]:
         """The whole paged tensor [slots, ...] of a state, and its type by ggml's name."""
@@ -72,7 +124,6 @@ class KVCache:
         return store.index_select(0, self._slots(sequence, 0, length)).float()
 
     def _slots(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
-        device = next(iter(self._stores[0].values())).device
-        positions = torch.arange(start, stop, device=device)
-        pages = torch.tensor(sequence.pages, device=device)
+        positions = torch.arange(start, stop, device=self._device)
+        pages = torch.tensor(sequence.pages, device=self._device)
         return pages[positions // PAGE] * PAGE + positions % PAGE

@@ -9,6 +9,8 @@ import torch
 from hetero.engine.attention import Attention
 from hetero.engine.batch import Batch, Span
 from hetero.engine.owners import Angles, DenseOwner
+from hetero.engine.recurrent import RecurrentStates
+from hetero.models.blocks import Recurrence
 from hetero.models.config import ModelConfig
 from hetero.models.load import Model
 from hetero.models.rope import inverse_frequencies, rotation_scale
@@ -37,10 +39,12 @@ class Experts:
 class Runtime:
     """What does not change between steps: the model's parts where the placement put them."""
 
-    def __init__(self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention) -> None:
+    def __init__(
+        self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention, states: RecurrentStates
+    ) -> None:
         self.config: ModelConfig = model.config
         self.owner = owner
-        self.attention = attention
+        self.attention, self.states = attention, states
         self.experts = Experts(model, pool)
         self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
         self.rotation_scale = rotation_scale(model.config.rope)
@@ -149,6 +153,18 @@ class Ops:
             0 if k_norm is None else k_norm.data_ptr(),
             self._runtime.config.rms_norm_eps,
         )
+
+    def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor:
+        """`step(states, inputs)` on the rows of each request in turn; `states` are the layer's by name, float32, to be
+        changed in place. The outputs' rows follow each other as those of `inputs` [T, ...] do."""
+        states, outs = self._runtime.states, []
+        for span in self._batch.spans:
+            sequence = span.sequence
+            for start, stop in span.parts:
+                outs.append(step(states.of(layer, sequence.slot), [x[start:stop] for x in inputs]))
+                if span.first + stop - span.start == sequence.mark:
+                    states.copy(layer, sequence.slot, sequence.pending)
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
 
     def latent_attention(
         self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float

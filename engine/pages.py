@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Container
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
@@ -24,13 +25,22 @@ def page_key(parent: bytes, token_ids: Ids[int]) -> bytes:
 class Sequence:
     """One request's place in the cache: its pages in order, the tokens stored, and the keys of its full pages.
 
-    `contiguous`: the pages follow each other, so that the cache can be read as a view instead of a gather.
+    `contiguous`: the pages follow each other, so that the cache can be read as a view instead of a gather. The other
+    fields are those of its recurrent states, which lie in `slot` (-1: it has none), and of their checkpoints.
     """
 
     pages: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     contiguous: bool = True
+    slot: int = -1
+    anchor: int = 0
+    """The position whose checkpoint later requests are likeliest to want: the last page's end in the prompt."""
+    rolling: bytes | None = None
+    """The latest checkpoint, if the next one may replace it."""
+    mark: int = 0
+    """The position within this step at which a checkpoint is made in the slot `pending`; 0: none."""
+    pending: int = -1
 
     @property
     def length(self) -> int:
@@ -57,21 +67,32 @@ class PagePool:
         """Pages that can be taken now, counting those that only keep content for reuse."""
         return len(self._free) + len(self._cached)
 
-    def open(self, token_ids: Ids[int], reuse: bool) -> Sequence:
-        """A sequence that shares the longest cached prefix of `token_ids`; at least one token is left to compute."""
-        sequence, parent = Sequence(), b""
-        for start in range(0, len(token_ids) - PAGE if reuse else 0, PAGE):
-            ids = token_ids[start : start + PAGE]
-            parent = page_key(parent, ids)
-            page = self._page_of.get(parent)
-            if page is None:
-                break
+    def open(self, token_ids: Ids[int], reuse: bool, ends: Container[bytes] | None = None) -> Sequence:
+        """A sequence that shares the longest cached prefix of `token_ids`; at least one token is left to compute.
+
+        With `ends` sharing stops at the end of a page whose key is one of them.
+        """
+        sequence, keys = Sequence(), self._cached_keys(token_ids) if reuse else []
+        while ends is not None and keys and keys[-1] not in ends:
+            keys.pop()
+        for key in keys:
+            page = self._page_of[key]
             self._cached.pop(page, None)
             self._users[page] += 1
             sequence.add_page(page)
-            sequence.tokens.extend(ids)
-            sequence.keys.append(parent)
+        sequence.tokens.extend(token_ids[: len(keys) * PAGE])
+        sequence.keys.extend(keys)
         return sequence
+
+    def _cached_keys(self, token_ids: Ids[int]) -> list[bytes]:
+        """Keys of the pages that hold a prefix of `token_ids`, which has at least one token more."""
+        keys: list[bytes] = []
+        for start in range(0, len(token_ids) - PAGE, PAGE):
+            key = page_key(keys[-1] if keys else b"", token_ids[start : start + PAGE])
+            if key not in self._page_of:
+                break
+            keys.append(key)
+        return keys
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         """Give `sequence` pages for `length` tokens; False, and nothing taken, when there are not enough."""

@@ -35,7 +35,7 @@ class Schedule:
 
     def admit(self) -> None:
         """Move waiting requests into the cache while their whole length still fits beside what is promised."""
-        while self._waiting:
+        while self._waiting and self._kv.has_slot:
             request = self._waiting[0]
             sequence = self._kv.open(request.ids, request.reuse)
             promised = sum(_pages(r.limit) - len(r.sequence.pages) for r in self._running if r.sequence)
@@ -43,6 +43,7 @@ class Schedule:
                 self._kv.close(sequence)
                 return
             self._waiting.popleft()
+            self._kv.enter(sequence)
             request.start(sequence)
             self._running.append(request)
 

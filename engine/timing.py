@@ -10,6 +10,7 @@ import torch
 
 from hetero.engine.batch import Batch
 from hetero.engine.ops import Ops, Runtime
+from hetero.models.blocks import Recurrence
 from hetero.models.stages import STAGES, stage_of
 
 Result = TypeVar("Result")
@@ -68,6 +69,9 @@ class TimedOps(Ops):
         norms: tuple[str, str] | None = None,
     ) -> torch.Tensor:
         return self._watch.time("attention", lambda: super(TimedOps, self).attention(layer, q, k, v, scale, norms))
+
+    def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor:
+        return self._watch.time("attention", lambda: super(TimedOps, self).recurrent(layer, step, inputs))
 
     def latent_attention(
         self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float

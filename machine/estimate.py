@@ -51,6 +51,7 @@ def decode(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, depth: i
     """One token after `depth` tokens of context."""
     terms = [*_decode_experts(made, load, rates), *_decode_dense(made, load, rates)]
     terms += _decode_attention(index, made, load, rates, depth)
+    terms += _decode_recurrent(index, load, rates)
     terms += _links(index, made, load, rates, 1)
     terms.append(fixed("overhead", "cpu", index.n_layers, "layers", _layer_overhead(load)))
     terms.append(fixed("sampling", "cpu", 1, "token", assumed.CPU_STEP))
@@ -161,6 +162,14 @@ def _decode_attention(index: ModelIndex, made: Traffic, load: Load, rates: Speed
     ops = 2 * depth * made.query_width
     work = term("attention", "cpu", ops, "op", rates.f32, assumed.ATTENTION_ONE_OPS, "arithmetic", note)
     return [_slower(memory, work)]
+
+
+def _decode_recurrent(index: ModelIndex, load: Load, rates: Speeds) -> list[Term]:
+    """Recurrent states, which every token reads and writes."""
+    if not index.recurrent_bytes:
+        return []
+    device, read = ("cuda", rates.gpu_read) if load.on_gpu else ("cpu", rates.stream)
+    return [term("recurrent", device, 2 * index.recurrent_bytes, "B", read, assumed.CACHE_READ, "memory")]
 
 
 def _links(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, tokens: float) -> list[Term]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetero.machine.traffic import expert_layers, one_expert_bytes, with_formats
-from hetero.machine.types import LedgerLine, ModelIndex, Placement, TensorInfo
+from hetero.machine.types import STATE_SLOTS, LedgerLine, ModelIndex, Placement, TensorInfo
 from hetero.native.widths import matrix_bytes
 
 KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -43,6 +43,8 @@ def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = Non
         LedgerLine(dense, "attention", attention_bytes(index, shape.context, shape.prefill_chunk), "assumed"),
         LedgerLine("cpu", "framework", TORCH_BYTES, "assumed"),
     ]
+    if states := STATE_SLOTS * index.recurrent_bytes:
+        lines.append(LedgerLine(dense, "recurrent states", states, "file"))
     if joint := joint_bytes(index):
         lines.append(LedgerLine(dense, "kv_b halves", joint, "file"))
     if dense != "cpu" and not shape.packed_on_gpu:
@@ -81,7 +83,7 @@ def small_bytes(index: ModelIndex) -> int:
 
 
 def kv_bytes(index: ModelIndex, context: int, kv_dtype: str) -> int:
-    """The KV cache of one request of `context` tokens, in whole pages, with its windows and recurrent states."""
+    """The KV cache of one request of `context` tokens, in whole pages, with its windows."""
     pages = -(-context // PAGE_TOKENS)
     return (pages * PAGE_TOKENS * index.kv_elements_per_token + index.kv_fixed_elements) * KV_BYTES[kv_dtype]
 
@@ -104,7 +106,8 @@ def attention_bytes(index: ModelIndex, context: int, chunk: int) -> int:
     """A chunk's attention over a full cache: one layer's keys and values gathered (2 bytes a value) and as float32,
     and the causal mask as bool and as float32."""
     pages = -(-context // PAGE_TOKENS)
-    return pages * PAGE_TOKENS * (6 * index.kv_elements_per_token // index.n_layers + 5 * min(chunk, context))
+    layers = sum(info.name.endswith(".self_attn.o_proj.weight") for info in index.tensors) or index.n_layers
+    return pages * PAGE_TOKENS * (6 * index.kv_elements_per_token // layers + 5 * min(chunk, context))
 
 
 def all_f32(index: ModelIndex) -> bool:

@@ -47,6 +47,10 @@ class TierError(HeteroError):
     code: ExitCode = 5
 
 
+STATE_SLOTS = 4
+"""Sets of recurrent states that a KV cache has: one for each running request, the others hold checkpoints."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of a checkpoint by its canonical name.
@@ -78,7 +82,9 @@ class ModelIndex:
     kv_elements_per_token: int
     """Values that one token keeps in the KV cache, over all layers."""
     kv_fixed_elements: int = 0
-    """Values that a request keeps whatever its length: sliding windows and recurrent states."""
+    """Values of the KV type that a request keeps whatever its length: sliding windows."""
+    recurrent_bytes: int = 0
+    """Bytes of a request's recurrent states, which are float32 whatever the KV type."""
     plan_only: str = ""
     """Why this version can plan the model but not run it; empty: it runs."""
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     import torch
 
 
+Recurrence = Callable[[dict[str, "torch.Tensor"], list["torch.Tensor"]], "torch.Tensor"]
+"""One request's rows through a recurrent layer: (states to change in place, inputs [n, ...]) to outputs [n, ...]."""
+
+
 class Batch(Protocol):
     """What a forward pass reads of a step's batch."""
 
@@ -40,6 +44,7 @@ class Ops(Protocol):
         scale: float,
         norms: tuple[str, str] | None = None,
     ) -> torch.Tensor: ...
+    def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor: ...
     def latent_attention(
         self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
     ) -> torch.Tensor: ...

@@ -66,6 +66,38 @@ class MlaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaConfig:
+    """Gated delta nets (arXiv 2412.06464) in the place of attention in `layers`; widths per head.
+
+    Value head h reads key head h // (value_heads / key_heads). `conv` is the length of the causal convolution that
+    queries, keys and values pass before.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+
+    @property
+    def conv_width(self) -> int:
+        """Channels of the convolution: queries, keys and values side by side."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Something that a layer keeps of a request: `shape` values for every token, in pages of the KV type.
+
+    `recurrent`: `shape` float32 values for the whole request instead, changed by every token.
+    """
+
+    shape: tuple[int, ...]
+    recurrent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything a family's forward pass needs to know."""
 
@@ -85,6 +117,7 @@ class ModelConfig:
     qk_norm: bool = False
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
+    delta: DeltaConfig | None = None
     attention_bias: bool = False
     mtp_layers: int = 0
     """Multi-token prediction layers that follow the last layer in the file; they are not loaded."""
@@ -94,14 +127,30 @@ class ModelConfig:
         moe = self.moe
         return moe is not None and layer >= moe.first_dense and layer not in moe.dense_layers
 
-    @property
-    def kv_states(self) -> dict[str, tuple[int, ...]]:
-        """What one token keeps per layer, value shapes by name: MLA its latent and shared rope key side by side."""
+    def is_delta_layer(self, layer: int) -> bool:
+        """Whether `layer` has a gated delta net instead of attention."""
+        return self.delta is not None and layer in self.delta.layers
+
+    def layer_states(self, layer: int) -> dict[str, State]:
+        """What `layer` keeps, by name: MLA its latent and shared rope key side by side."""
+        if self.delta is not None and self.is_delta_layer(layer):
+            d = self.delta
+            matrices = State((d.value_heads, d.key_dim, d.value_dim), recurrent=True)
+            return {"conv": State((d.conv - 1, d.conv_width), recurrent=True), "delta": matrices}
         if self.mla is not None:
-            return {"latent": (self.mla.kv_lora_rank + self.mla.rope_dim,)}
-        return dict.fromkeys(("k", "v"), (self.n_kv_heads, self.head_dim))
+            return {"latent": State((self.mla.kv_lora_rank + self.mla.rope_dim,))}
+        return dict.fromkeys(("k", "v"), State((self.n_kv_heads, self.head_dim)))
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Values one token keeps in the KV cache over all layers."""
-        return self.n_layers * sum(math.prod(shape) for shape in self.kv_states.values())
+        """Values that one token keeps in the KV cache over all layers."""
+        return self._values(recurrent=False)
+
+    @property
+    def recurrent_bytes(self) -> int:
+        """Bytes of a request's recurrent states over all layers."""
+        return 4 * self._values(recurrent=True)
+
+    def _values(self, *, recurrent: bool) -> int:
+        states = (state for layer in range(self.n_layers) for state in self.layer_states(layer).values())
+        return sum(math.prod(state.shape) for state in states if state.recurrent is recurrent)

@@ -188,7 +188,7 @@ def _decode_manifest(data: dict[str, Any]) -> Manifest:
     index = decode(ModelIndex, data["index"] | {"tensors": ()}, "index")
     return Manifest(
         config=config,
-        index=dataclasses.replace(index, tensors=_index_tensors(layout)),
+        index=dataclasses.replace(index, tensors=_index_tensors(layout), recurrent_bytes=config.recurrent_bytes),
         fingerprint=_text(data, "fingerprint"),
         source_key=_text(data, "source_key"),
         experts=_text(data, "experts"),

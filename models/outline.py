@@ -105,6 +105,7 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
         top_k=moe.top_k if moe else 0,
         kv_elements_per_token=config.kv_elements_per_token,
         kv_fixed_elements=0,
+        recurrent_bytes=config.recurrent_bytes,
     )
     foreign = [f for f in (formats.experts, formats.dense) if f in PLANNED]
     why = f"this version does not read {foreign[0]} weights yet; a GGUF of the model runs" if foreign else ""
@@ -124,6 +125,7 @@ def _index(made: Outline, formats: Formats, name: str, plan_only: str) -> ModelI
         top_k=made.top_k,
         kv_elements_per_token=made.kv_elements_per_token,
         kv_fixed_elements=made.kv_fixed_elements,
+        recurrent_bytes=made.recurrent_bytes,
         plan_only=plan_only,
     )
 

@@ -51,6 +51,7 @@ class Outline:
     top_k: int
     kv_elements_per_token: int
     kv_fixed_elements: int
+    recurrent_bytes: int
 
 
 def outline(raw: Mapping[str, Any], architecture: str, where: str) -> Outline:
@@ -78,7 +79,8 @@ def outline(raw: Mapping[str, Any], architecture: str, where: str) -> Outline:
         n_experts=_experts(k),
         top_k=k.integer("num_experts_per_tok", high=_experts(k)),
         kv_elements_per_token=per_token,
-        kv_fixed_elements=fixed,
+        kv_fixed_elements=0 if kind == "delta" else fixed,
+        recurrent_bytes=4 * fixed if kind == "delta" else 0,
     )
 
 
@@ -151,6 +153,5 @@ def _delta(k: Keys, prefix: str, hidden: int) -> tuple[dict[str, Expected], int,
     shapes = {"in_proj_qkv": (2 * keys + values, hidden), "in_proj_z": (values, hidden)}
     shapes |= {"in_proj_ba": (2 * heads, hidden), "out_proj": (hidden, values)}
     out = {f"{prefix}{name}.weight": Expected(shape, "dense") for name, shape in shapes.items()}
-    # The state is kept in float32: twice the bytes of the 16-bit values that are counted in.
-    window = k.integer("linear_conv_kernel_dim", 4) * (2 * keys + values)
-    return out, 0, 2 * heads * key * value + window
+    window = (k.integer("linear_conv_kernel_dim", 4) - 1) * (2 * keys + values)
+    return out, 0, heads * key * value + window

@@ -66,7 +66,7 @@ def test_windows_and_recurrent_states_do_not_grow_with_the_context() -> None:
     assert index.kv_fixed_elements == 18 * 128 * 2 * 8 * 64
     hybrid = cards()["qwen3.5-397b-a17b"].index
     assert hybrid.kv_elements_per_token == 15 * 2 * 2 * 256
-    assert hybrid.kv_fixed_elements > 0
+    assert hybrid.recurrent_bytes == 45 * 4 * (64 * 128 * 128 + 3 * (2 * 16 * 128 + 64 * 128))
 
 
 def test_cards_are_found_by_other_names_and_in_any_case() -> None:
