@@ -15,7 +15,7 @@ from hetero.models.config import ModelConfig
 from hetero.models.families import Family
 from hetero.models.families.common import Expected
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor, plain_to_f32
-from hetero.models.names import from_gguf, hf_expert, layer_of
+from hetero.models.names import from_gguf, from_hf, hf_expert, layer_of
 from hetero.models.safetensors_file import HfDirectory
 
 _OTHER = "the file and its configuration do not belong together; try another upload of this model"
@@ -127,14 +127,15 @@ def assemble_hf(
     """
     config = family.config_from_hf(found.config, str(found.path / "config.json"))
     skip = re.compile("|".join(family.SKIP_HF))
-    mtp = tuple(t for t in found.tensors if _is_mtp(t.name, config))
-    used = [t for t in found.tensors if not skip.fullmatch(t.name) and not _is_mtp(t.name, config)]
+    named = {t: from_hf(t.name, family.HF_NAMES) for t in found.tensors}
+    mtp = tuple(t for t, name in named.items() if _is_mtp(name, config))
+    used = [t for t, name in named.items() if not skip.fullmatch(t.name) and not _is_mtp(name, config)]
     whole: dict[str, tuple[tuple[int, ...], tuple[StoredTensor, ...]]] = {}
     experts: dict[str, dict[int, StoredTensor]] = {}
     for t in used:
-        expert = hf_expert(t.name)
+        expert = hf_expert(named[t])
         if expert is None:
-            whole[t.name] = (t.shape, (t,))
+            whole[named[t]] = (t.shape, (t,))
         else:
             experts.setdefault(expert[0], {})[expert[1]] = t
     expected = family.expected_tensors(config, whole)

@@ -65,6 +65,17 @@ def grouped_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops
     return ops.linear(prefix + "o_proj", out.flatten(1))
 
 
+def wide_norm_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """Grouped-query attention whose q and k are normed over all heads at once, then clipped where the model does."""
+    prefix = f"model.layers.{layer}.self_attn."
+    q, k, v = ops.linears([prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"], x)
+    parts = [ops.norm(prefix + "q_norm.weight", q), ops.norm(prefix + "k_norm.weight", k), v]
+    if config.clip_qkv is not None:
+        parts = [part.clamp(-config.clip_qkv, config.clip_qkv) for part in parts]
+    q, k, v = (part.view(len(x), -1, config.head_dim) for part in parts)
+    return ops.linear(prefix + "o_proj", ops.attention(layer, q, k, v, config.head_dim**-0.5).flatten(1))
+
+
 def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops) -> torch.Tensor:
     """silu(gate x) * (up x), then down: a dense layer's MLP or the shared experts."""
     import torch.nn.functional as F

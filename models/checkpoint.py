@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError, UsageError
 from hetero.models.assemble import Part, Tensor, assemble_gguf, assemble_hf
 from hetero.models.config import ModelConfig
-from hetero.models.families import family_for_gguf, family_for_hf
+from hetero.models.families import family_for_hf, family_of_gguf
 from hetero.models.formats import StoredTensor, plain_to_f32, row_bytes
 from hetero.models.gguf_file import MAGIC
 from hetero.models.gguf_split import read_gguf_set
@@ -238,7 +238,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     files, stored = read_gguf_set(path)
     meta = files[0].metadata
     where = str(files[0].path)
-    family = family_for_gguf(meta["general.architecture"], where)
+    family = family_of_gguf(meta, where)
     paths = tuple(f.path for f in files)
     config, tensors, mtp = assemble_gguf(family, meta, stored, paths)
     name = meta.get("general.name")

@@ -119,6 +119,8 @@ class ModelConfig:
     mla: MlaConfig | None = None
     delta: DeltaConfig | None = None
     attention_bias: bool = False
+    clip_qkv: float | None = None
+    """Largest absolute value of q, k and v after their norms."""
     mtp_layers: int = 0
     """Multi-token prediction layers that follow the last layer in the file; they are not loaded."""
 

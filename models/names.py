@@ -67,6 +67,13 @@ def hf_expert(name: str) -> tuple[str, int] | None:
     return None if match is None else (f"{match[1]}{match[3]}.weight", int(match[2]))
 
 
+def from_hf(name: str, rules: tuple[tuple[str, str], ...]) -> str:
+    """`name` with every rule (regular expression, replacement) of a family applied in turn: the canonical name."""
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
 def layer_of(name: str) -> int | None:
     """The layer that a raw or canonical name belongs to, or None."""
     match = _LAYER.match(name)

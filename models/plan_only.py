@@ -28,10 +28,7 @@ ARCHITECTURES: dict[str, Attention] = {
     "KimiK25ForConditionalGeneration": "latent",
     "Glm4MoeForCausalLM": "grouped",
     "GptOssForCausalLM": "grouped",
-    "MiniMaxM2ForCausalLM": "grouped",
-    "MixtralForCausalLM": "grouped",
     "Qwen2MoeForCausalLM": "grouped",
-    "OlmoeForCausalLM": "grouped",
     "Qwen3NextForCausalLM": "delta",
     "Qwen3_5MoeForConditionalGeneration": "delta",
 }

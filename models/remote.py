@@ -15,7 +15,7 @@ from typing import Any
 from hetero.machine.types import HeteroError, ModelError, ModelIndex, TierError, UsageError
 from hetero.models.assemble import assemble_gguf, assemble_hf
 from hetero.models.checkpoint import make_index
-from hetero.models.families import family_for_gguf, family_for_hf
+from hetero.models.families import family_for_hf, family_of_gguf
 from hetero.models.formats import StoredTensor
 from hetero.models.gguf_file import GgufFile, parse_gguf
 from hetero.models.gguf_split import read_gguf_set
@@ -138,7 +138,7 @@ def _gguf_index(url: str) -> ModelIndex:
     try:
         files, stored = read_gguf_set(here, read, lambda path: True)
         meta = files[0].metadata
-        family = family_for_gguf(meta["general.architecture"], str(here))
+        family = family_of_gguf(meta, str(here))
         # Frequency divisors would have to be read from the weights, and take no time worth planning.
         stored = [t for t in stored if t.name != "rope_freqs.weight"]
         config, tensors, _ = assemble_gguf(family, meta, stored, tuple(f.path for f in files))

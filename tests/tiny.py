@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.tiny_gguf import random_weights, tiny_config, tiny_gguf, write_gguf
+from tests.tiny_moe import MOE_FAMILIES
 from tests.tiny_tokenizer import save_tokenizer, tokens_and_merges
 
 __all__ = ["FAMILIES", "load_reference", "random_weights", "tiny_config", "tiny_gguf", "tiny_hf", "write_gguf"]
@@ -88,7 +89,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | {"num_hidden_layers": 2, "rope_parameters": _yarn(8.0, 50000.0, 1.0, 1, 1)},
     ),
-}
+} | MOE_FAMILIES
 """By name: (transformers' class prefix, configuration)."""
 
 
@@ -124,12 +125,12 @@ def _randomise(model: Any, seed: int) -> None:
             x = torch.randn(p.shape, generator=g)
             if name.endswith("norm.weight"):
                 p.copy_(1 + 0.2 * x)
-            elif name.endswith("e_score_correction_bias") or (p.ndim == 1 and name.endswith("bias")):
+            elif name.endswith("e_score_correction_bias") or (p.ndim == 1 and name.endswith(("bias", "sinks"))):
                 p.copy_(0.2 * x)
             elif name.endswith("embed_tokens.weight") and not tied:
                 p.copy_(x)
             elif p.ndim >= 2:
-                gain = 2.0 if name.endswith("mlp.gate.weight") else 1.0
+                gain = 2.0 if name.endswith(("mlp.gate.weight", "router.weight", "gate.wg.weight")) else 1.0
                 p.copy_(x * gain / p.shape[-1] ** 0.5)
 
 

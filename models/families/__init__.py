@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hetero.machine.types import ModelError
 from hetero.models.blocks import Batch, Ops
 from hetero.models.config import ModelConfig
-from hetero.models.families import deepseek, llama, qwen3_moe
+from hetero.models.families import deepseek, llama, minimax_m2, mixtral, olmoe, qwen3_moe
 from hetero.models.families.common import Expected
 from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
 
@@ -23,6 +23,7 @@ class Family(Protocol):
     HF_ARCHITECTURES: tuple[str, ...]
     HF_MODEL_TYPES: tuple[str, ...]
     GGUF_ARCHS: tuple[str, ...]
+    HF_NAMES: tuple[tuple[str, str], ...]
     SKIP_HF: tuple[str, ...]
     SKIP_GGUF: tuple[str, ...]
     PERMUTED_QK: bool
@@ -38,7 +39,7 @@ class Family(Protocol):
     def forward(self, config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor: ...
 
 
-FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek)}
+FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2)}
 
 
 def family_for_gguf(arch: str, where: str) -> Family:
@@ -48,6 +49,14 @@ def family_for_gguf(arch: str, where: str) -> Family:
             return family
     supported = ", ".join(a for f in FAMILIES.values() for a in f.GGUF_ARCHS)
     raise _unsupported(where, arch, NEEDS_GGUF.get(arch), supported)
+
+
+def family_of_gguf(meta: Mapping[str, Any], where: str) -> Family:
+    """The family of a GGUF file's metadata: Mixtral's files call themselves llama, and have experts."""
+    arch = meta["general.architecture"]
+    count = meta.get("llama.expert_count")
+    has_experts = arch == "llama" and isinstance(count, int) and count
+    return FAMILIES[mixtral.NAME] if has_experts else family_for_gguf(arch, where)
 
 
 def family_for_hf(raw: Mapping[str, Any], where: str) -> Family:

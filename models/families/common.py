@@ -112,6 +112,10 @@ class Keys:
             raise self.fail(key, _short(value), f"a list of layer numbers from 0 to {n_layers - 1}")
         return tuple(sorted(set(value)))
 
+    def any_of(self, *names: str) -> str:
+        """The first of `names` that is there, or the first one for a message about its absence."""
+        return next((name for name in names if self.has(name)), names[0])
+
     def refuse_unless(self, key: str, default: Any, *allowed: Any) -> None:
         """Refuse a variant that the family's forward pass does not have."""
         value = self.get(key)
@@ -143,8 +147,14 @@ def _even(keys: Keys, dim: int) -> int:
     return dim
 
 
-def rope_from_hf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
-    """Rope settings in both spellings: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`."""
+def rope_from_hf(
+    keys: Keys, dim: int, max_context: int, *, interleaved: bool, theta: float = 10000.0, partial: float | None = None
+) -> RopeConfig:
+    """Rope settings in both spellings: `rope_theta` + `rope_scaling`, and transformers 5's `rope_parameters`.
+
+    `theta` is the architecture's default base. `partial` is the default share of a head that turns, for architectures
+    that know `partial_rotary_factor`; None refuses any but 1.
+    """
     raw = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     if not isinstance(raw, dict):
@@ -158,10 +168,12 @@ def rope_from_hf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -
             f"{keys.where}: rope scaling {found!r} is not supported; supported: {', '.join(_HF_KINDS)}",
             "this variant of the architecture is not supported yet",
         )
-    partial = p.number("partial_rotary_factor", keys.number("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise keys.fail("partial_rotary_factor", f"{partial:g}", "1 (this architecture rotates the whole head)")
-    theta = p.number("rope_theta", keys.number("rope_theta", 10000.0))
+    factor = p.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial or 1.0))
+    if factor > 1.0 or (partial is None and factor != 1.0):
+        expected = "1 (this architecture rotates the whole head)" if partial is None else "at most 1"
+        raise keys.fail("partial_rotary_factor", f"{factor:g}", expected)
+    dim = int(dim * factor)
+    theta = p.number("rope_theta", keys.number("rope_theta", theta))
     rope = RopeConfig(theta=theta, dim=_even(keys, dim), interleaved=interleaved, kind=cast(RopeKind, kind))
     return rope if kind == "default" else _scaled(rope, p, keys, max_context)
 
@@ -223,11 +235,11 @@ def kv_heads(keys: Keys, key: str, heads: int) -> int:
     return n
 
 
-def gguf_heads(keys: Keys) -> tuple[int, int, int]:
-    """Query heads, hidden size and the width of a head, which keys, values and the rotation share."""
+def gguf_heads(keys: Keys, *, partial: bool = False) -> tuple[int, int, int]:
+    """Query heads, hidden size and the width of a head, which keys, values and (unless `partial`) rotation share."""
     heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
     dim = keys.integer("attention.key_length", hidden // heads)
-    for key in ("rope.dimension_count", "attention.value_length"):
+    for key in ("attention.value_length",) if partial else ("attention.value_length", "rope.dimension_count"):
         if keys.integer(key, dim) != dim:
             raise keys.fail(key, str(keys.integer(key)), f"{dim}, the width of a head")
     return heads, hidden, dim

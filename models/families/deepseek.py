@@ -35,6 +35,7 @@ NAME = "deepseek"
 HF_ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 HF_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GGUF_ARCHS = ("deepseek2",)
+HF_NAMES: tuple[tuple[str, str], ...] = ()
 SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hetero.machine.types import ModelError
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig
 from hetero.models.families.common import (
@@ -29,6 +28,7 @@ NAME = "llama"
 HF_ARCHITECTURES = ("LlamaForCausalLM",)
 HF_MODEL_TYPES = ("llama",)
 GGUF_ARCHS = ("llama",)
+HF_NAMES: tuple[tuple[str, str], ...] = ()
 SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 SKIP_GGUF: tuple[str, ...] = ("rope_freqs.weight",)  # read into the configuration (`RopeConfig.freq_factors`)
 PERMUTED_QK = True
@@ -67,12 +67,6 @@ def config_from_gguf(
 ) -> ModelConfig:
     """From GGUF metadata and the shapes of its tensors by canonical name. Raises ModelError."""
     k = Keys(meta, where, "llama.")
-    if k.integer("expert_count", 0, low=0):
-        raise ModelError(
-            f"{where}: architecture 'llama' with expert_count {k.integer('expert_count')} is a Mixtral model, "
-            "which this version does not support",
-            "use a Qwen3-MoE or DeepSeek model, or a dense Llama",
-        )
     heads, hidden, dim = gguf_heads(k)
     context = k.integer("context_length", high=1 << 30)
     return ModelConfig(

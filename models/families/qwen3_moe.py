@@ -30,6 +30,7 @@ NAME = "qwen3_moe"
 HF_ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 HF_MODEL_TYPES = ("qwen3_moe",)
 GGUF_ARCHS = ("qwen3moe",)
+HF_NAMES: tuple[tuple[str, str], ...] = ()
 SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False

@@ -19,14 +19,12 @@ NEEDS_GGUF: dict[str, str] = {
     "qwen35": _DELTA,
     "gpt-oss": "attention sinks, sliding windows and MXFP4 experts",
     "llama4": "chunked attention and input-scaled experts",
-    "minimax-m2": "the MiniMax-M2 family's partial rope and whole-row q/k norms",
     "kimi-linear": "Kimi delta attention",
     "bailingmoe": "the Ling family's fused q/k/v",
     "bailingmoe2": "the Ling-2.0 family's fused q/k/v and q/k norms",
     "hunyuan-moe": "the Hunyuan family's q/k norms after rope",
     "granitemoe": "Granite's multipliers",
     "ernie4_5-moe": "the ERNIE 4.5 family's router",
-    "olmoe": "OLMoE's whole-row q/k norms",
     "dots1": "the dots.llm1 family",
     **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "phi2", "phi3", "mistral3"), _DENSE),
     **dict.fromkeys(("falcon", "gpt2", "starcoder2", "olmo2", "smollm3", "granite", "exaone4", "seed_oss"), _DENSE),
@@ -38,7 +36,6 @@ NEEDS_GGUF: dict[str, str] = {
 }
 
 NEEDS_HF: dict[str, str] = {
-    "MixtralForCausalLM": "Mixtral's expert layers",
     "DeepseekForCausalLM": NEEDS_GGUF["deepseek"],
     "DeepseekV32ForCausalLM": _DSA,
     "GlmMoeDsaForCausalLM": _DSA,
@@ -53,13 +50,11 @@ NEEDS_HF: dict[str, str] = {
     "GptOssForCausalLM": NEEDS_GGUF["gpt-oss"],
     "Llama4ForConditionalGeneration": NEEDS_GGUF["llama4"],
     "Llama4ForCausalLM": NEEDS_GGUF["llama4"],
-    "MiniMaxM2ForCausalLM": NEEDS_GGUF["minimax-m2"],
     "BailingMoeForCausalLM": NEEDS_GGUF["bailingmoe"],
     "BailingMoeV2ForCausalLM": NEEDS_GGUF["bailingmoe2"],
     "HunYuanMoEV1ForCausalLM": NEEDS_GGUF["hunyuan-moe"],
     "GraniteMoeForCausalLM": NEEDS_GGUF["granitemoe"],
     "Ernie4_5_MoeForCausalLM": NEEDS_GGUF["ernie4_5-moe"],
-    "OlmoeForCausalLM": NEEDS_GGUF["olmoe"],
     **{
         f"{name}ForCausalLM": _DENSE
         for name in ("Qwen2", "Qwen3", "Mistral", "Gemma2", "Gemma3", "Phi3", "Falcon", "GPT2", "SmolLM3", "Olmo2")

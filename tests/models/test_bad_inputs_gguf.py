@@ -289,7 +289,7 @@ def test_wrong_shapes_are_named(tmp_path: Path, name: str, shape: tuple[int, ...
 @pytest.mark.parametrize(
     ("arch", "key", "value", "words"),
     [
-        ("llama", "expert_count", 8, ["Mixtral", "expert_count 8"]),
+        ("llama", "expert_count", 8, ["llama.expert_used_count is missing"]),
         ("llama", "rope.dimension_count", 8, ["llama.rope.dimension_count is 8", "16"]),
         ("llama", "block_count", 5000, ["llama.block_count is 5000", "4096"]),
         ("llama", "attention.head_count_kv", 3, ["head_count_kv is 3"]),

@@ -273,7 +273,7 @@ def test_bad_or_unknown_settings_are_refused_by_name(base: Any, change: Any, wor
     ("raw", "words"),
     [
         ({"architectures": ["Sphinx2ForCausalLM"]}, ["'Sphinx2ForCausalLM'", "not supported", "Qwen3MoeForCausalLM"]),
-        ({"architectures": ["MixtralForCausalLM"]}, ["MixtralForCausalLM", "known but not supported yet"]),
+        ({"architectures": ["KimiLinearForCausalLM"]}, ["KimiLinearForCausalLM", "known but not supported yet"]),
         ({"architectures": ["DeepseekV32ForCausalLM"]}, ["sparse attention"]),
         ({"architectures": ["\x1b[2Jevil"]}, ["\\x1b[2Jevil"]),
         ({"model_type": "bert"}, ["'bert'"]),
