@@ -127,7 +127,7 @@ def assemble_hf(
     """
     config = family.config_from_hf(found.config, str(found.path / "config.json"))
     skip = re.compile("|".join(family.SKIP_HF))
-    named = {t: from_hf(t.name, family.HF_NAMES) for t in found.tensors}
+    named = {t: from_hf(t.name, family.RENAME_HF) for t in found.tensors}
     mtp = tuple(t for t, name in named.items() if _is_mtp(name, config))
     used = [t for t, name in named.items() if not skip.fullmatch(t.name) and not _is_mtp(name, config)]
     whole: dict[str, tuple[tuple[int, ...], tuple[StoredTensor, ...]]] = {}

@@ -23,7 +23,7 @@ class Family(Protocol):
     HF_ARCHITECTURES: tuple[str, ...]
     HF_MODEL_TYPES: tuple[str, ...]
     GGUF_ARCHS: tuple[str, ...]
-    HF_NAMES: tuple[tuple[str, str], ...]
+    RENAME_HF: tuple[tuple[str, str], ...]
     SKIP_HF: tuple[str, ...]
     SKIP_GGUF: tuple[str, ...]
     PERMUTED_QK: bool

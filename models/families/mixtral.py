@@ -19,7 +19,7 @@ HF_ARCHITECTURES = ("MixtralForCausalLM",)
 HF_MODEL_TYPES = ("mixtral",)
 GGUF_ARCHS: tuple[str, ...] = ()
 """GGUF files call themselves llama; those with experts come here (`family_of_gguf`)."""
-HF_NAMES = (
+RENAME_HF = (
     (r"\.block_sparse_moe\.", ".mlp."),
     (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
     (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
