@@ -72,15 +72,19 @@ def _library() -> Any:
 
 
 class LlamaCpp:
-    """One GGUF file in llama.cpp, two threads, a float32 KV cache, weights as its CPU backend takes them."""
+    """One GGUF file in llama.cpp, two threads, weights as its CPU backend takes them.
 
-    def __init__(self, path: Path, context: int = 1024) -> None:
+    Attention is in float32 throughout, or in the half precision that is llama.cpp's default.
+    """
+
+    def __init__(self, path: Path, context: int = 1024, float_attention: bool = True) -> None:
         self._library = library = _library()
         self._model = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
         assert self._model, f"llama.cpp does not load {path}"
         params = library.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = context
-        _float_attention(params)
+        if float_attention:
+            _float_attention(params)
         self._context = library.llama_init_from_model(self._model, params)
         library.llama_set_n_threads(self._context, 2, 2)
         self.vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))

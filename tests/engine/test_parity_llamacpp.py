@@ -1,8 +1,9 @@
 """The same GGUF file in llama.cpp: equal argmax wherever it is clear, teacher-forced and running free.
 
-Quantised weights make both engines round activations, each in its own way, and llama.cpp's distance to an exact
-float32 forward then is as large as its distance to hetero (SmolLM2 in Q4_1: 0.35 and 0.30 rms). So the strict
-comparison is on float32 copies of the files, and on the quantised ones the excused positions are counted and shown.
+Quantised weights make llama.cpp round activations, and then it does not agree with itself: with its default attention
+and with float32 attention, SmolLM2 in Q4_1 gives logits that differ by 0.2 rms, and greedy texts that part after 1 to 40
+tokens. So the strict comparison is on float32 copies of the files; on the files as shipped, hetero must be no farther
+from llama.cpp than llama.cpp is from itself.
 """
 
 from pathlib import Path
@@ -106,11 +107,23 @@ def test_trained_models_agree_running_free_for_100_tokens(trained_f32):
         peer.close()
 
 
-def test_as_shipped_they_agree_wherever_it_is_clear(trained):
-    engine, peer = load(trained), LlamaCpp(trained)
+def test_as_shipped_hetero_is_no_farther_from_llama_cpp_than_llama_cpp_is_from_itself(trained):
+    engine, peer, itself = load(trained), LlamaCpp(trained), LlamaCpp(trained, float_attention=False)
     try:
+        ours, own = [], []
         for question in QUESTIONS:
-            excused(engine, peer, chat_ids(engine, question))
+            ids = chat_ids(engine, question)
+            excused(engine, peer, ids)
+            text = ids + peer.greedy(ids, LENGTH)
+            expected = peer.logits(text)
+            ours.append(rms(engine.logits(text) - expected))
+            own.append(rms(itself.logits(text) - expected))
+        print(f"rms from llama.cpp: hetero {ours}, llama.cpp {own}")
+        assert np.mean(ours) <= 1.25 * np.mean(own)
     finally:
-        engine.close()
-        peer.close()
+        for one in (engine, peer, itself):
+            one.close()
+
+
+def rms(x):
+    return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
