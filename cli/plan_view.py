@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from hetero.cli import output, wording
@@ -39,9 +41,15 @@ def show(case: Case, plan: Plan, as_json: bool, *, inputs: Mapping[str, Any], ex
     if explain:
         _explain(case, plan)
     if plan.fits:
-        lines("check", f"hetero bench {shlex.quote(str(inputs.get('model', 'MODEL')))} {_bench_options(case, plan)}")
+        lines("check", f"hetero bench {_bench_model(inputs)} {_bench_options(case, plan)}")
     for text in plan.notes:
         output.note(text)
+
+
+def _bench_model(inputs: Mapping[str, Any]) -> str:
+    """What `hetero bench` can open; a card, an address or a bare config.json has no weights to run."""
+    path = Path(str(inputs.get("model", "")))
+    return shlex.quote(str(path)) if os.path.exists(path) and path.suffix != ".json" else "MODEL (once it is here)"
 
 
 def show_briefly(plan: Plan) -> None:

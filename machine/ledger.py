@@ -15,6 +15,8 @@ PAGE_TOKENS = 64
 """Tokens of one page of the KV cache; caches are whole pages."""
 TORCH_BYTES = 270 << 20
 """What the interpreter, torch's libraries (250 MiB measured on x86_64) and the renderer of templates take."""
+TORCH_CUDA_BYTES = 700 << 20
+"""The same with the build of torch that brings CUDA's libraries."""
 CUDA_CONTEXT_BYTES = 500 << 20
 
 
@@ -28,12 +30,15 @@ class Shape:
     prefill_chunk: int
     packed_on_gpu: bool = False
     """Dense matrices keep their format on a GPU, instead of being unpacked to bf16."""
+    torch_cuda: bool = False
+    """Whether torch's libraries are those with CUDA, which any placement on a GPU needs."""
 
 
 def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = None) -> tuple[LedgerLine, ...]:
     """One line per part and device. `expert_format` counts the experts as if converted to it."""
     dense = shape.placement.dense
     index = with_formats(index, expert_format, None)
+    framework = TORCH_CUDA_BYTES if shape.torch_cuda or dense != "cpu" else TORCH_BYTES
     lines = [
         LedgerLine(shape.placement.experts, "experts", experts_bytes(index), "file"),
         LedgerLine(dense, "dense", dense_bytes(index, on_gpu=dense != "cpu" and not shape.packed_on_gpu), "file"),
@@ -41,7 +46,7 @@ def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = Non
         LedgerLine(dense, "kv cache", kv_bytes(index, shape.context, shape.kv_dtype), "file"),
         LedgerLine(dense, "activations", activation_bytes(index, shape.prefill_chunk), "assumed"),
         LedgerLine(dense, "attention", attention_bytes(index, shape.context, shape.prefill_chunk), "assumed"),
-        LedgerLine("cpu", "framework", TORCH_BYTES, "assumed"),
+        LedgerLine("cpu", "framework", framework, "assumed"),
     ]
     if states := STATE_SLOTS * index.recurrent_bytes:
         lines.append(LedgerLine(dense, "recurrent states", states, "file"))

@@ -76,7 +76,8 @@ def _shape(index: ModelIndex, machine: Machine, request: PlanRequest) -> tuple[S
     """Placement, context and types; the bytes free per device; notes."""
     context, notes = _wanted_context(index, request)
     kv_dtype = _kv_dtype(index, request.kv_dtype)
-    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed_on_gpu=request.dense is not None)
+    packed = request.dense is not None
+    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed, machine.torch_cuda)
     shape, device_notes = _place(index, machine, request, shape)
     notes += device_notes
     room = _room(machine, shape.placement, request.reserve)

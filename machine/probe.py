@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,15 @@ def probe(
         hypervisor=host,
         kernel=kernel_release(root),
         devices=gpus.devices,
+        torch_cuda=_torch_has_cuda(),
     )
+
+
+def _torch_has_cuda() -> bool:
+    """From the libraries that lie in torch's folder; torch itself is not imported."""
+    spec = importlib.util.find_spec("torch")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return any((Path(folder) / "lib" / "libtorch_cuda.so").exists() for folder in folders or ())
 
 
 def _isa() -> tuple[tuple[TierStatus, ...], str | None, str]:

@@ -247,6 +247,8 @@ class Machine:
     """The kernel's release."""
     devices: tuple[Gpu, ...] = ()
     """All GPUs found; `gpus` are the names of the usable ones."""
+    torch_cuda: bool = False
+    """Whether the installed torch is a build with CUDA's libraries, which take memory even where no GPU is used."""
     rates: Rates | None = None
     """Measured rates; None until `hetero probe` has measured."""
 

@@ -1,7 +1,7 @@
 """The same GGUF file in llama.cpp: equal argmax wherever it is clear, teacher-forced and running free.
 
 Quantised weights make llama.cpp round activations, and then it does not agree with itself: with its default attention
-and with float32 attention, SmolLM2 in Q4_1 gives logits that differ by 0.2 rms, and greedy texts that part after 1 to 40
+and with float32 attention, SmolLM2 in Q4_1 gives logits that differ by 0.2 rms, and greedy texts part after 1 to 40
 tokens. So the strict comparison is on float32 copies of the files; on the files as shipped, hetero must be no farther
 from llama.cpp than llama.cpp is from itself.
 """

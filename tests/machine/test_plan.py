@@ -237,3 +237,10 @@ def test_small_gpu_is_passed_over_by_auto_and_refused_when_asked_for() -> None:
 def test_no_kernels_is_a_hardware_error_with_the_reason() -> None:
     with pytest.raises(HardwareError, match="no compiler"):
         plan(moe_index(), replace(MACHINE, isa_tier=None, isa_reason="no compiler"), PlanRequest())
+
+
+@pytest.mark.parametrize(("cuda", "expected"), [(False, 270 * MIB), (True, 700 * MIB)])
+def test_the_libraries_of_a_torch_with_cuda_are_counted_even_on_the_cpu(cuda: bool, expected: int) -> None:
+    machine = replace(MACHINE, torch_cuda=cuda, gpus=())
+    (line,) = [line for line in plan(moe_index(), machine, PlanRequest()).ledger if line.part == "framework"]
+    assert line.bytes == expected

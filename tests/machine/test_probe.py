@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,15 @@ def test_machine_file_that_lacks_a_fact_is_refused(tmp_path: Path) -> None:
         from_json(data)
     with pytest.raises(UsageError):
         from_json([])
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_torch_with_cuda_is_known_by_its_library(
+    cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / ("libtorch_cuda.so" if cuda else "libtorch_cpu.so")).touch()
+    spec = ModuleSpec("torch", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    assert probe(quick=True, device="cpu").torch_cuda is cuda
