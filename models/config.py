@@ -51,6 +51,10 @@ class MoeConfig:
     correction_bias: bool = False
     dense_layers: tuple[int, ...] = ()
     """Layers without routed experts besides those before `first_dense` (mlp_only_layers, decoder_sparse_step)."""
+    activation: Literal["silu", "gelu_tanh", "gpt_oss"] = "silu"
+    """How a routed expert joins gate and up; hetero.h has the formulae."""
+    expert_bias: bool = False
+    """Whether routed experts add a bias to gate, up and down (`mlp.experts.{gate,up,down}.bias`)."""
 
 
 @dataclass(frozen=True, slots=True)

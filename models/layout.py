@@ -135,9 +135,9 @@ def align(value: int, unit: int = PAGE) -> int:
     return -(-value // unit) * unit
 
 
-def expert_name(layer: int, part: str) -> str:
+def expert_name(layer: int, part: str, kind: Literal["weight", "bias"] = "weight") -> str:
     """Canonical name of the stacked `part` (gate, up, down) of `layer`'s routed experts."""
-    return f"model.layers.{layer}.mlp.experts.{part}.weight"
+    return f"model.layers.{layer}.mlp.experts.{part}.{kind}"
 
 
 def matrix_dims(shape: tuple[int, ...]) -> tuple[int, int]:

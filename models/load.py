@@ -6,16 +6,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from hetero.machine.types import HardwareError, ModelError, ModelIndex
 from hetero.models.checkpoint import Checkpoint, open_checkpoint
 from hetero.models.config import ModelConfig
 from hetero.models.extents import read_into
 from hetero.models.journal import JOURNAL
-from hetero.models.layout import DENSE_FILE, LayerSlot, Layout, make_layout
-from hetero.models.pack import U8, MemorySink, fingerprint, pack_dense, pack_layer, read_small
+from hetero.models.layout import DENSE_FILE, LayerSlot, Layout, expert_name, make_layout
+from hetero.models.pack import F32, U8, MemorySink, fingerprint, pack_dense, pack_layer, read_small
 from hetero.models.progress import Meter, Progress, silent
 from hetero.models.store import Store, is_store, open_store
 from hetero.models.text import TextModel, load_text
@@ -33,7 +30,7 @@ class Model:
     index: ModelIndex
     matrices: dict[str, PackedMatrix]
     """Dense matrices by canonical name."""
-    small: dict[str, npt.NDArray[np.float32]]
+    small: dict[str, F32]
     """Norms, biases and routers."""
     banks: dict[int, ExpertBank]
     """Routed experts by layer."""
@@ -84,7 +81,7 @@ def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
     for slot in layout.layers:
         data = _memory(slot.length)
         read_into(store.path / slot.file, data, meter.tick)
-        banks[slot.layer] = _bank(slot, data)
+        banks[slot.layer] = _bank(slot, data, store.config, small)
     return Model(
         config=store.config,
         index=store.index,
@@ -110,7 +107,7 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -
     for slot in layout.layers:
         data = _memory(slot.length)
         digests |= pack_layer(source, slot, kernels, MemorySink(data), meter.tick).digests
-        banks[slot.layer] = _bank(slot, data)
+        banks[slot.layer] = _bank(slot, data, source.config, small)
     return Model(
         config=source.config,
         index=source.index,
@@ -144,7 +141,8 @@ def _matrices(layout: Layout, dense: U8) -> dict[str, PackedMatrix]:
     return matrices
 
 
-def _bank(slot: LayerSlot, data: U8) -> ExpertBank:
+def _bank(slot: LayerSlot, data: U8, config: ModelConfig, small: dict[str, F32]) -> ExpertBank:
+    assert config.moe is not None
     return ExpertBank(
         n_experts=slot.n_experts,
         hidden=slot.hidden,
@@ -155,4 +153,8 @@ def _bank(slot: LayerSlot, data: U8) -> ExpertBank:
         data=data,
         stride=slot.stride,
         down_offset=slot.down_offset,
+        activation=config.moe.activation,
+        gate_bias=small.get(expert_name(slot.layer, "gate", "bias")),
+        up_bias=small.get(expert_name(slot.layer, "up", "bias")),
+        down_bias=small.get(expert_name(slot.layer, "down", "bias")),
     )

@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 /* cdef begin */
-enum { HETERO_ABI_VERSION = 1 };
+enum { HETERO_ABI_VERSION = 2 };
 enum { HETERO_OK = 0, HETERO_BAD_ARGUMENT = 1, HETERO_NO_MEMORY = 2, HETERO_NO_THREAD = 3 };
 enum {
     HETERO_F32, HETERO_F16, HETERO_BF16, HETERO_Q8_0, HETERO_Q4_0, HETERO_Q4_1, HETERO_Q5_0, HETERO_Q5_1,
@@ -29,8 +29,13 @@ typedef struct {
     size_t bytes;
 } hetero_matrix;
 
+/* How an expert joins g = gate(x) and u = up(x): silu(g) u; gelu(g) u by its tanh formula; and gpt-oss's
+ * g sigmoid(1.702 g) (u + 1), with g at most 7 and u within -7..7. */
+enum { HETERO_SILU, HETERO_GELU_TANH, HETERO_GPT_OSS, HETERO_ACTIVATIONS };
+
 /* The experts of one layer. Expert e starts at data + e * stride with its gate and up tiles in turn; its down
- * tiles start at down_offset. gate and up are [inter, hidden], down is [hidden, inter]. */
+ * tiles start at down_offset. gate and up are [inter, hidden], down is [hidden, inter]. Biases (null: none) are
+ * [n_experts, inter] of gate and of up and [n_experts, hidden] of down. */
 typedef struct {
     int32_t gate_format;
     int32_t up_format;
@@ -42,6 +47,13 @@ typedef struct {
     int64_t down_offset;
     const uint8_t *data;
     size_t bytes;
+    int32_t activation;
+    const float *gate_bias;
+    size_t gate_bias_bytes;
+    const float *up_bias;
+    size_t up_bias_bytes;
+    const float *down_bias;
+    size_t down_bias_bytes;
 } hetero_bank;
 
 /* What CPUID, XGETBV and the kernel say; zero where the CPU has no such leaf. */
@@ -100,7 +112,7 @@ int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32
 int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_bytes, const float *x, size_t x_bytes,
                 int64_t n_tokens, uint8_t *scratch, size_t scratch_bytes, float *out, size_t out_bytes, char *message,
                 size_t message_bytes);
-/* out[t, :] = sum over slots s of weights[t, s] * down(silu(gate(x[t])) * up(x[t])) of expert ids[t, s]; -1: none. */
+/* out[t, :] = sum over slots s of weights[t, s] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, s]; -1: none. */
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
                const int32_t *ids, const float *weights, int64_t top_k, float *out, size_t out_bytes, char *message,
                size_t message_bytes);

@@ -64,9 +64,16 @@ class PackedMatrix:
         object.__setattr__(self, "native", native)
 
 
+ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss")
+"""How an expert joins gate and up, in the order of their numbers in hetero.h."""
+
+
 @dataclass(frozen=True)
 class ExpertBank:
-    """All experts of a layer: `data` is uint8 [n_experts * stride]; gate/up are [inter, hidden], down the reverse."""
+    """All experts of a layer: `data` is uint8 [n_experts * stride]; gate/up are [inter, hidden], down the reverse.
+
+    `gate_bias` and `up_bias` are float32 [n_experts, inter], `down_bias` is [n_experts, hidden]; None: none.
+    """
 
     n_experts: int
     hidden: int
@@ -77,6 +84,10 @@ class ExpertBank:
     data: Bytes
     stride: int
     down_offset: int
+    activation: str = "silu"
+    gate_bias: Floats | None = None
+    up_bias: Floats | None = None
+    down_bias: Floats | None = None
     native: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +101,15 @@ class ExpertBank:
         native.n_experts = self.n_experts
         native.data = _pointer("uint8_t[]", self.data)
         native.bytes = self.data.nbytes
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {self.activation}: expected one of {', '.join(ACTIVATIONS)}")
+        native.activation = ACTIVATIONS.index(self.activation)
+        for part, width in (("gate", self.inter), ("up", self.inter), ("down", self.hidden)):
+            bias = getattr(self, f"{part}_bias")
+            if bias is not None:
+                _array(f"{part} bias", bias, np.float32, (self.n_experts, width))
+                setattr(native, f"{part}_bias", _pointer("float[]", bias))
+                setattr(native, f"{part}_bias_bytes", bias.nbytes)
         object.__setattr__(self, "native", native)
 
 
@@ -256,7 +276,7 @@ class Kernels:
     ) -> None:
         """out[T, hidden] = sum over slots of weights[T, top_k] * expert(ids[T, top_k])(x[T, hidden]).
 
-        An expert is down(silu(gate x) * up x); id -1 means no expert in that slot. `out` is overwritten.
+        An expert is down(activation(gate x, up x)); id -1 means no expert in that slot. `out` is overwritten.
         """
         tokens, top_k = ids.shape
         _array("ids", ids, np.int32)

@@ -290,9 +290,11 @@ def mlp_tensors(prefix: str, hidden: int, inter: int) -> dict[str, Expected]:
     }
 
 
-def expert_tensors(prefix: str, hidden: int, inter: int, n_experts: int) -> dict[str, Expected]:
+def expert_tensors(prefix: str, hidden: int, inter: int, n_experts: int, bias: bool = False) -> dict[str, Expected]:
     """The router and the stacked experts of one layer, `prefix` being `model.layers.N.mlp.`."""
-    return {
+    rows = {"gate": inter, "up": inter, "down": hidden} if bias else {}
+    biases = {f"{prefix}experts.{part}.bias": Expected((n_experts, n), "small") for part, n in rows.items()}
+    return biases | {
         f"{prefix}gate.weight": Expected((n_experts, hidden), "small"),
         f"{prefix}experts.gate.weight": Expected((n_experts, inter, hidden), "expert"),
         f"{prefix}experts.up.weight": Expected((n_experts, inter, hidden), "expert"),

@@ -110,29 +110,6 @@ inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_
     quantize_group(last, to, row, k / kBlock);
 }
 
-// gate[i] = silu(gate[i]) * up[i] for eight values. exp(-gate) is good to about 1e-7; NaN stays NaN.
-inline void silu_mul_8(float *gate, const float *up) {
-    Lanes g = load_lanes(gate), u = load_lanes(up), x = -g;
-    x = x < -87.f ? Lanes{} - 87.f : x;
-    x = x > 88.f ? Lanes{} + 88.f : x;
-    const Lanes shifted = x * 1.44269504088896341f + 12582912.f;  // 1.5 * 2^23: the integer ends up in the low bits
-    const Lanes n = shifted - 12582912.f;
-    const Lanes r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.f;
-    LaneBits bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits - 0x4b400000u + 127u) << 23;
-    Lanes power;
-    memcpy(&power, &bits, sizeof power);
-    g = g / (p * power + 1.f) * u;
-    memcpy(gate, &g, sizeof g);
-}
-
 // Computes one tile (16 output rows) for n tokens: out[i * out_stride + r], all 16 values written. The result of a
 // token depends on nothing but its own row: in K order, acc = fma(float(isum), d_w * d_a, acc), then the minimum.
 using TileKernel = void (*)(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,

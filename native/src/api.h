@@ -52,6 +52,21 @@ inline int check_bank_shape(const hetero_bank *b, Message message) {
     return HETERO_OK;
 }
 
+inline int check_bias(const char *what, const float *bias, size_t bytes, int64_t expected, Message message) {
+    return bias ? check_buffer(what, bias, bytes, expected, message) : HETERO_OK;
+}
+
+// The parts of a bank that only products read; its shape has been checked.
+inline int check_bank_values(const hetero_bank *b, Message message) {
+    if (b->activation < 0 || b->activation >= HETERO_ACTIVATIONS)
+        return message.fail(HETERO_BAD_ARGUMENT, "expert bank: unknown activation %d", b->activation);
+    const int64_t inter = 4 * b->n_experts * b->inter, hidden = 4 * b->n_experts * b->hidden;
+    if (const int code = check_bias("gate bias", b->gate_bias, b->gate_bias_bytes, inter, message)) return code;
+    if (const int code = check_bias("up bias", b->up_bias, b->up_bias_bytes, inter, message)) return code;
+    if (const int code = check_bias("down bias", b->down_bias, b->down_bias_bytes, hidden, message)) return code;
+    return check_buffer("experts", b->data, b->bytes, b->n_experts * b->stride, message);
+}
+
 inline int check_ids(const int32_t *ids, int64_t count, int64_t n_experts, Message message) {
     for (int64_t i = 0; i < count; i++)
         if (ids[i] < -1 || ids[i] >= n_experts)
@@ -292,8 +307,7 @@ int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_
         return message.fail(HETERO_BAD_ARGUMENT, "moe needs a pool, tokens and 1 to 4096 experts a token, not %lld",
                             (long long)top_k);
     if (const int code = check_bank_shape(bank, message)) return code;
-    if (const int code = check_buffer("experts", bank->data, bank->bytes, bank->n_experts * bank->stride, message))
-        return code;
+    if (const int code = check_bank_values(bank, message)) return code;
     if (const int code = check_buffer("x", x, x_bytes, 4 * n_tokens * bank->hidden, message)) return code;
     if (const int code = check_buffer("out", out, out_bytes, 4 * n_tokens * bank->hidden, message)) return code;
     if (!n_tokens) return HETERO_OK;

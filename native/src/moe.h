@@ -1,7 +1,8 @@
-// The routed experts of one layer: pairs of (token, slot) sorted by expert; gate, up and silu fused with the
+// The routed experts of one layer: pairs of (token, slot) sorted by expert; gate, up and activation fused with the
 // quantisation of the intermediate; then each task owns output columns over all experts and merges them itself,
 // token by token in slot order. Two fork-joins for a decode step, three for a prefill.
 #pragma once
+#include "gating.h"
 #include "linear.h"
 
 namespace {
@@ -124,12 +125,21 @@ struct MoeJob {
                                               kUnitRows);
             }
             const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
+            add_bias(bank->gate_bias, e, unit, length, n, gate);
+            add_bias(bank->up_bias, e, unit, length, n, up);
             for (int64_t i = 0; i < n; i++) store_h(gate + i * kUnitRows, up + i * kUnitRows, length, first + i, unit);
         }
     }
 
+    void add_bias(const float *biases, int32_t e, int64_t unit, int length, int64_t n, float *values) const {
+        if (!biases) return;
+        const float *bias = biases + e * bank->inter + unit * kUnitRows;
+        for (int64_t i = 0; i < n; i++)
+            for (int r = 0; r < length; r++) values[i * kUnitRows + r] += bias[r];
+    }
+
     void store_h(float *gate, const float *up, int length, int64_t pair, int64_t unit) const {
-        for (int i = 0; i < kUnitRows; i += 8) silu_mul_8(gate + i, up + i);
+        for (int i = 0; i < kUnitRows; i += 8) gate_8(bank->activation, gate + i, up + i);
         if (is_plain(bank->down_format))
             memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
         if (needs_buffers(bank->down_format)) quantize_group(gate, h_to, pair, unit);
@@ -152,15 +162,21 @@ struct MoeJob {
                                                 y + first * strip_stride + (t - begin) * kRows, strip_stride);
         }
         const int64_t column = begin * kRows, count = min64(bank->hidden, end * kRows) - column;
-        for (int64_t t = 0; t < n_tokens; t++) merge(t, out + t * bank->hidden + column, count, y, strip_stride);
+        for (int64_t t = 0; t < n_tokens; t++) merge(t, column, count, y, strip_stride);
     }
 
-    void merge(int64_t token, float *to, int64_t count, const float *y, int64_t stride) const {
+    // Output columns [column, column + count) of a token: y holds those of each pair.
+    void merge(int64_t token, int64_t column, int64_t count, const float *y, int64_t stride) const {
+        float *to = out + token * bank->hidden + column;
         memset(to, 0, size_t(count) * sizeof(float));
         for (int64_t slot = token * top_k; slot < (token + 1) * top_k; slot++) {
             if (pair_of[slot] < 0) continue;
             const float *from = y + pair_of[slot] * stride, w = weights[slot];
-            for (int64_t c = 0; c < count; c++) to[c] += w * from[c];
+            const float *bias = bank->down_bias ? bank->down_bias + ids[slot] * bank->hidden + column : nullptr;
+            if (bias)
+                for (int64_t c = 0; c < count; c++) to[c] += w * (from[c] + bias[c]);
+            else
+                for (int64_t c = 0; c < count; c++) to[c] += w * from[c];
         }
     }
 
@@ -181,7 +197,7 @@ struct MoeJob {
 
     void merge_stream() {
         const int64_t stride = round_up(bank->hidden, kRows);
-        for (int64_t t = 0; t < n_tokens; t++) merge(t, out + t * bank->hidden, bank->hidden, columns, stride);
+        for (int64_t t = 0; t < n_tokens; t++) merge(t, 0, bank->hidden, columns, stride);
     }
 
     static void run_down(void *context, int worker) {
