@@ -1,8 +1,7 @@
-"""From the tensors that lie in files to the model's tensors: names, stacked experts, and every shape checked."""
+"""From the tensors of GGUF files to the model's tensors: names, shapes and types checked. See `assemble_hf`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,33 +12,38 @@ import numpy as np
 from hetero.machine.types import ModelError, TensorInfo, TierError
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
-from hetero.models.families.common import Expected
-from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor, plain_to_f32
-from hetero.models.names import from_gguf, from_hf, hf_expert, layer_of
-from hetero.models.safetensors_file import HfDirectory
+from hetero.models.families.common import Expected, FusedExperts
+from hetero.models.formats import StoredTensor, n_elements, plain_to_f32, row_bytes
+from hetero.models.fused import fused_weights
+from hetero.models.matrices import Matrix, PairedHeads, Rows
+from hetero.models.names import from_gguf, layer_of
 
-_OTHER = "the file and its configuration do not belong together; try another upload of this model"
+OTHER = "the file and its configuration do not belong together; try another upload of this model"
 MTP_PREFIX = "mtp."
 """How Qwen3-Next and DeepSeek-V4 name what others keep in layers behind the last one."""
-_CAST = "use a BF16 version of this model, or a GGUF one"
+_GATE_UP = ".mlp.experts.gate_up.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Consecutive rows of a tensor in one file."""
+class Found:
+    """A tensor of the model as files hold it: its shape, and one matrix or one per expert (or per run of experts)."""
 
-    file: int
-    offset: int
+    shape: tuple[int, ...]
+    matrices: tuple[Matrix, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of the model: one part, or one per expert. `head_dim` > 0 where rows lie in rope pairs per head."""
+    """A tensor of the model whose shape has been checked; its rows are those of its matrices one after the other."""
 
     info: TensorInfo
-    parts: tuple[Part, ...]
-    rows_per_part: int
-    head_dim: int = 0
+    matrices: tuple[Matrix, ...]
+
+
+def whole(t: StoredTensor) -> Found:
+    """A tensor that is stored as the model has it."""
+    rows = n_elements(t.shape[:-1])
+    return Found(t.shape, (Rows(t, rows, t.shape[-1] if t.shape else 1),))
 
 
 def assemble_gguf(
@@ -57,7 +61,7 @@ def assemble_gguf(
         if name is None:
             unknown.append(t)
         elif name in named:
-            raise ModelError(f"{files[t.file]}: {t.name!r} and {named[name].name!r} are the same tensor", _OTHER)
+            raise ModelError(f"{files[t.file]}: {t.name!r} and {named[name].name!r} are the same tensor", OTHER)
         else:
             named[name] = t
     _refuse_partial(named, stored, where)
@@ -66,21 +70,34 @@ def assemble_gguf(
     if factors is not None:
         rope = replace(config.rope, freq_factors=_freq_factors(factors, files[factors.file], config.rope.dim))
         config = replace(config, rope=rope)
-    mtp = tuple(t for t in stored if _is_mtp(t.name, config))
-    known = {n: t for n, t in named.items() if not _is_mtp(t.name, config)}
-    unknown = [t for t in unknown if t.name not in family.SKIP_GGUF and not _is_mtp(t.name, config)]
-    expected = family.expected_tensors(config, known)
-    unknown += [t for n, t in known.items() if n not in expected]
-    _refuse_unused(unknown, files)
-    whole = {n: (t.shape, (t,)) for n, t in known.items()}
-    tensors = _check(whole, expected, files, where)
+    mtp = tuple(t for t in stored if is_mtp(t.name, config))
+    known = {n: t for n, t in named.items() if not is_mtp(n, config)}
+    unknown = [t for t in unknown if t.name not in family.SKIP_GGUF and not is_mtp(t.name, config)]
+    found = _found_in_gguf(known, files)
+    expected = family.expected_tensors(config, found)
+    unknown += [t.matrices[0].stored for n, t in found.items() if n not in expected]
+    refuse_unused(unknown, files)
     if family.PERMUTED_QK:
-        tensors = {n: _permuted(n, t, config.head_dim) for n, t in tensors.items()}
-    return config, tensors, mtp
+        found = {n: _permuted(n, t, config.head_dim) for n, t in found.items()}
+    return config, check(found, expected, files, where), mtp
 
 
-def _permuted(name: str, tensor: Tensor, head_dim: int) -> Tensor:
-    return replace(tensor, head_dim=head_dim) if ".q_proj." in name or ".k_proj." in name else tensor
+def _found_in_gguf(known: Mapping[str, StoredTensor], files: tuple[Path, ...]) -> dict[str, Found]:
+    """The tensors of a GGUF file, gate and up experts apart where `--fuse-gate-up-exps` has put them together."""
+    found: dict[str, Found] = {}
+    for name, t in known.items():
+        if name.endswith(_GATE_UP):
+            halves = fused_weights(t, "gate_up", FusedExperts(), files[t.file])
+            found |= {name.replace("gate_up", part): Found(*half) for part, half in halves.items()}
+        else:
+            found[name] = whole(t)
+    return found
+
+
+def _permuted(name: str, found: Found, head_dim: int) -> Found:
+    if ".q_proj." not in name and ".k_proj." not in name:
+        return found
+    return Found(found.shape, tuple(PairedHeads(m, head_dim) for m in found.matrices))
 
 
 def _refuse_partial(named: Mapping[str, StoredTensor], stored: Sequence[StoredTensor], where: str) -> None:
@@ -97,7 +114,7 @@ def _freq_factors(t: StoredTensor, path: Path, dim: int) -> tuple[float, ...]:
     if t.shape != (dim // 2,) or t.format != "F32":
         raise ModelError(
             f"{path}: tensor {t.name!r} has shape {list(t.shape)} and type {t.format}; expected [{dim // 2}] and F32",
-            _OTHER,
+            OTHER,
         )
     try:
         with path.open("rb") as f:
@@ -107,85 +124,19 @@ def _freq_factors(t: StoredTensor, path: Path, dim: int) -> tuple[float, ...]:
         raise TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk") from None
     values = plain_to_f32(raw, "F32")
     if len(values) != dim // 2 or not np.all(np.isfinite(values)) or not np.all(values > 0):
-        raise ModelError(f"{path}: tensor {t.name!r} holds values that are no positive numbers", _OTHER)
+        raise ModelError(f"{path}: tensor {t.name!r} holds values that are no positive numbers", OTHER)
     return tuple(float(v) for v in values)
 
 
-def _is_mtp(name: str, config: ModelConfig) -> bool:
+def is_mtp(name: str, config: ModelConfig) -> bool:
     """Whether a tensor of a file belongs to the layers behind the last one that predict further tokens."""
     layer = layer_of(name)
     behind = layer is not None and config.n_layers <= layer < config.n_layers + config.mtp_layers
     return behind or name.startswith(MTP_PREFIX)
 
 
-def assemble_hf(
-    family: Family, found: HfDirectory
-) -> tuple[ModelConfig, dict[str, Tensor], tuple[str, ...], tuple[StoredTensor, ...]]:
-    """The configuration, tensors, notes and MTP tensors of a Hugging Face directory.
-
-    Raises ModelError as `assemble_gguf` does.
-    """
-    config = family.config_from_hf(found.config, str(found.path / "config.json"))
-    skip = re.compile("|".join(family.SKIP_HF))
-    named = {t: from_hf(t.name, family.RENAME_HF) for t in found.tensors}
-    mtp = tuple(t for t, name in named.items() if _is_mtp(name, config))
-    used = [t for t, name in named.items() if not skip.fullmatch(t.name) and not _is_mtp(name, config)]
-    whole: dict[str, tuple[tuple[int, ...], tuple[StoredTensor, ...]]] = {}
-    experts: dict[str, dict[int, StoredTensor]] = {}
-    for t in used:
-        expert = hf_expert(named[t])
-        if expert is None:
-            whole[named[t]] = (t.shape, (t,))
-        else:
-            experts.setdefault(expert[0], {})[expert[1]] = t
-    expected = family.expected_tensors(config, whole)
-    unused = [parts[0] for n, (_, parts) in whole.items() if n not in expected]
-    unused += [next(iter(parts.values())) for n, parts in experts.items() if n not in expected]
-    _refuse_unused(unused, found.files)
-    _refuse_dtypes(used, found.files)
-    for name, want in expected.items():
-        if want.role == "expert" and name in experts:
-            whole[name] = _stack(name, experts[name], want, found)
-    tensors = _check(whole, expected, found.files, str(found.path))
-    notes: tuple[str, ...] = ()
-    if "lm_head.weight" not in tensors and not config.tie_word_embeddings:
-        notes = (f"{found.path}: has no lm_head.weight; the embedding is used in its place",)
-    config = replace(config, tie_word_embeddings="lm_head.weight" not in tensors)
-    return config, tensors, notes, mtp
-
-
-def _stack(
-    name: str, parts: Mapping[int, StoredTensor], want: Expected, found: HfDirectory
-) -> tuple[tuple[int, ...], tuple[StoredTensor, ...]]:
-    """One stacked tensor of all experts, which must be complete and alike."""
-    n = want.shape[0]
-    where = str(found.path)
-    if set(parts) != set(range(n)):
-        missing, extra = sorted(set(range(n)) - set(parts)), sorted(set(parts) - set(range(n)))
-        what = f"lacks experts {_some(missing)}" if missing else f"has experts {_some(extra)} too many"
-        raise ModelError(f"{where}: {_place(name)} {what}; expected experts 0 to {n - 1}", _OTHER)
-    ordered = tuple(parts[e] for e in range(n))
-    first = ordered[0]
-    for t in ordered:
-        if t.shape != first.shape or t.format != first.format:
-            raise ModelError(
-                f"{found.files[t.file]}: {t.name!r} has shape {list(t.shape)} and type {t.format}, but expert 0 has "
-                f"{list(first.shape)} and {first.format}",
-                _OTHER,
-            )
-    return (n, *first.shape), ordered
-
-
-def _place(name: str) -> str:
-    return f"layer {layer_of(name)} ({name!r})"
-
-
-def _some(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:8]))
-    return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-
-
-def _refuse_unused(unused: Sequence[StoredTensor], files: tuple[Path, ...]) -> None:
+def refuse_unused(unused: Sequence[StoredTensor], files: tuple[Path, ...]) -> None:
+    """Raises ModelError naming the first few of the tensors that the architecture has no place for."""
     if unused:
         names = ", ".join(repr(t.name) for t in unused[:4]) + (" ..." if len(unused) > 4 else "")
         raise ModelError(
@@ -194,37 +145,24 @@ def _refuse_unused(unused: Sequence[StoredTensor], files: tuple[Path, ...]) -> N
         )
 
 
-def _refuse_dtypes(used: Sequence[StoredTensor], files: tuple[Path, ...]) -> None:
-    for t in used:
-        if t.format not in SAFETENSORS_SUPPORTED:
-            raise ModelError(
-                f"{files[t.file]}: tensor {t.name!r} has the dtype {t.format}; this version reads F32, F16 and BF16",
-                _CAST,
-            )
-
-
-def _check(
-    whole: Mapping[str, tuple[tuple[int, ...], tuple[StoredTensor, ...]]],
-    expected: Mapping[str, Expected],
-    files: tuple[Path, ...],
-    where: str,
+def check(
+    found: Mapping[str, Found], expected: Mapping[str, Expected], files: tuple[Path, ...], where: str
 ) -> dict[str, Tensor]:
-    """Every expected tensor with its expected shape, in the family's order."""
-    missing = [n for n, want in expected.items() if not want.optional and n not in whole]
+    """Every expected tensor with its expected shape, in the family's order. Raises ModelError."""
+    missing = [n for n, want in expected.items() if not want.optional and n not in found]
     if missing:
         names = ", ".join(map(repr, missing[:4])) + (" ..." if len(missing) > 4 else "")
         kind = "experts" if any(expected[n].role == "expert" for n in missing) else "tensors"
-        raise ModelError(f"{where}: {len(missing)} {kind} of the model are missing: {names}", _OTHER)
+        raise ModelError(f"{where}: {len(missing)} {kind} of the model are missing: {names}", OTHER)
     out = {}
     for name, want in expected.items():
-        if name not in whole:
+        if name not in found:
             continue
-        shape, parts = whole[name]
+        shape, matrices = found[name].shape, found[name].matrices
         if shape != want.shape:
-            raise _wrong_shape(name, shape, parts[0], want, files)
-        rows = int(np.prod(shape[:-1], dtype=np.int64)) // len(parts)
-        info = TensorInfo(name, shape, parts[0].format, sum(p.n_bytes for p in parts), want.role)
-        out[name] = Tensor(info, tuple(Part(p.file, p.offset) for p in parts), max(1, rows))
+            raise _wrong_shape(name, shape, matrices[0].stored, want, files)
+        n_bytes = sum(m.n * row_bytes(m.format, m.k) for m in matrices)
+        out[name] = Tensor(TensorInfo(name, shape, matrices[0].format, n_bytes, want.role), matrices)
     return out
 
 
@@ -237,6 +175,9 @@ def _wrong_shape(
         what = f"the router{place} ({stored.name!r}) has {shape[0]} rows for {want.shape[0]} experts"
     elif want.role == "expert" and shape[:1] != want.shape[:1]:
         what = f"{stored.name!r}{place} holds {shape[0]} experts; expected {want.shape[0]}"
+    elif want.role == "expert" and stored.shape[:1] == shape[:1] and stored.shape != shape:
+        gives = f"gives {name} as {list(shape)}; expected {list(want.shape)}"
+        what = f"tensor {stored.name!r} of shape {list(stored.shape)} {gives}"
     else:
         what = f"tensor {stored.name!r} has shape {list(shape)}; expected {list(want.shape)}"
-    return ModelError(f"{files[stored.file]}: {what}", _OTHER)
+    return ModelError(f"{files[stored.file]}: {what}", OTHER)

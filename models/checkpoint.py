@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError, UsageError
-from hetero.models.assemble import Part, Tensor, assemble_gguf, assemble_hf
+from hetero.models.assemble import Tensor, assemble_gguf
+from hetero.models.assemble_hf import assemble_hf
 from hetero.models.config import ModelConfig
 from hetero.models.families import family_for_hf, family_of_gguf
 from hetero.models.formats import StoredTensor, plain_to_f32, row_bytes
@@ -74,51 +75,36 @@ class Checkpoint:
         where the disk fails.
         """
         tensor = self._tensors[name]
-        info = tensor.info
-        k = info.shape[-1]
-        rows = info.n_bytes // row_bytes(info.format, k)
+        shape, matrices = tensor.info.shape, tensor.matrices
+        rows = sum(m.n for m in matrices)
         base = 0
         if expert is not None:
-            if len(info.shape) != 3 or not 0 <= expert < info.shape[0]:
-                raise IndexError(f"{name} of shape {info.shape} has no expert {expert}")
-            rows = info.shape[1]
+            if len(shape) != 3 or not 0 <= expert < shape[0]:
+                raise IndexError(f"{name} of shape {shape} has no expert {expert}")
+            rows = shape[1]
             base = expert * rows
         stop = rows if stop is None else stop
         if not 0 <= start <= stop <= rows:
             raise IndexError(f"{name} has {rows} rows, so not [{start}, {stop})")
-        if not tensor.head_dim:
-            return self._stored_rows(tensor, base + start, base + stop)
-        d = tensor.head_dim
-        if len(info.shape) == 1:  # a bias: its values are what is permuted
-            return self._stored_rows(tensor, 0, 1).reshape(k, -1)[_unpermuted(0, k, d)].reshape(1, -1)[start:stop]
-        # Whole heads are read, as a head's rows are interleaved.
-        first, last = start // d * d, -(-stop // d) * d
-        stored = self._stored_rows(tensor, first, last)
-        return stored[_unpermuted(start, stop, d) - first]
-
-    def _stored_rows(self, tensor: Tensor, start: int, stop: int) -> Bytes:
-        size = row_bytes(tensor.info.format, tensor.info.shape[-1])
-        out = np.empty((stop - start, size), dtype=np.uint8)
-        per_part = tensor.rows_per_part
-        row = start
+        per_matrix = matrices[0].n
+        pieces = []
+        row, stop = base + start, base + stop
         while row < stop:
-            index, inside = divmod(row, per_part)
-            count = min(stop - row, per_part - inside)
-            part = tensor.parts[index]
-            self._pread(part, inside * size, out[row - start : row - start + count])
+            index, inside = divmod(row, per_matrix)
+            count = min(stop - row, per_matrix - inside)
+            pieces.append(matrices[index].rows(self.read_stored, inside, inside + count))
             row += count
-        return out
+        if not pieces:
+            return np.empty((0, row_bytes(tensor.info.format, shape[-1])), dtype=np.uint8)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def read_stored(self, tensor: StoredTensor, start: int, out: Bytes) -> None:
         """Fills `out` with the bytes from `start` of a tensor as it lies in its file. Raises as `read_rows` does."""
-        self._pread(Part(tensor.file, tensor.offset), start, out)
-
-    def _pread(self, part: Part, skip: int, out: Bytes) -> None:
         view = out.reshape(-1).data
-        offset, done = part.offset + skip, 0
-        path = self.files[part.file]
+        offset, done = tensor.offset + start, 0
+        path = self.files[tensor.file]
         try:
-            fd = self._fd(part.file)
+            fd = self._fd(tensor.file)
             while done < len(view):
                 n = os.preadv(fd, [view[done:]], offset + done)
                 if n == 0:
@@ -146,8 +132,8 @@ class Checkpoint:
         info = tensor.info
         if info.format not in ("F32", "F16", "BF16"):
             raise ModelError(
-                f"{self.files[tensor.parts[0].file]}: tensor {name!r} has the type {info.format}; expected F32, F16 or "
-                "BF16 for a tensor of this kind",
+                f"{self.files[tensor.matrices[0].stored.file]}: tensor {name!r} has the type {info.format}; expected "
+                "F32, F16 or BF16 for a tensor of this kind",
                 "try another upload of this model",
             )
         return plain_to_f32(self.read_rows(name).reshape(-1), info.format).reshape(info.shape)
@@ -166,16 +152,6 @@ class Checkpoint:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _unpermuted(start: int, stop: int, d: int) -> npt.NDArray[np.int64]:
-    """Where rows [start, stop) of the Hugging Face order lie in a GGUF file whose heads hold rope pairs.
-
-    llama.cpp's converter stores head rows as [d/2, 2] where Hugging Face has [2, d/2].
-    """
-    row = np.arange(start, stop, dtype=np.int64)
-    head, inside = row // d, row % d
-    return head * d + inside % (d // 2) * 2 + inside // (d // 2)
 
 
 def make_index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelIndex:

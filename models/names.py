@@ -36,13 +36,15 @@ _GGUF_LAYER = {
     "ffn_gate_exps": "mlp.experts.gate",
     "ffn_up_exps": "mlp.experts.up",
     "ffn_down_exps": "mlp.experts.down",
+    "ffn_gate_up_exps": "mlp.experts.gate_up",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z0-9_]+)(\.weight|\.bias)?")
-_EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.weight")
+_EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
+_FUSED = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts)\.(gate_up|down)_proj(?:(?:\.weight)?|[._](bias))")
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,5})\.")
 
 
@@ -64,7 +66,13 @@ def from_gguf(name: str) -> str | None:
 def hf_expert(name: str) -> tuple[str, int] | None:
     """(canonical name of the stack, expert) for a per-expert tensor of a Hugging Face file, else None."""
     match = _EXPERT.fullmatch(name)
-    return None if match is None else (f"{match[1]}{match[3]}.weight", int(match[2]))
+    return None if match is None else (f"{match[1]}{match[3]}.{match[4]}", int(match[2]))
+
+
+def hf_fused(name: str) -> tuple[str, str, str] | None:
+    """(stem of the experts, `gate_up` or `down`, `weight` or `bias`) of a tensor of all experts, else None."""
+    match = _FUSED.fullmatch(name)
+    return None if match is None else (match[1], match[2], match[3] or "weight")
 
 
 def from_hf(name: str, rules: tuple[tuple[str, str], ...]) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hetero.machine.types import HeteroError, ModelError, ModelIndex, TierError, UsageError
-from hetero.models.assemble import assemble_gguf, assemble_hf
+from hetero.models.assemble import assemble_gguf
+from hetero.models.assemble_hf import assemble_hf
 from hetero.models.checkpoint import make_index
 from hetero.models.families import family_for_hf, family_of_gguf
 from hetero.models.formats import StoredTensor

@@ -9,7 +9,7 @@ from hetero.machine.types import ModelError
 from hetero.models.blocks import Batch, Ops
 from hetero.models.config import ModelConfig
 from hetero.models.families import deepseek, llama, minimax_m2, mixtral, olmoe, qwen3_moe
-from hetero.models.families.common import Expected
+from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ class Family(Protocol):
     HF_MODEL_TYPES: tuple[str, ...]
     GGUF_ARCHS: tuple[str, ...]
     RENAME_HF: tuple[tuple[str, str], ...]
+    """(pattern, replacement) pairs that turn raw names into canonical ones, applied in this order."""
     SKIP_HF: tuple[str, ...]
+    """Patterns of raw names that are left out."""
+    FUSED_EXPERTS: FusedExperts | None
+    """None: the family's files hold its experts one by one, which is read in any case."""
     SKIP_GGUF: tuple[str, ...]
     PERMUTED_QK: bool
 

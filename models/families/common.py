@@ -27,6 +27,18 @@ class Expected:
     optional: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FusedExperts:
+    """How a family's Hugging Face files hold experts as `mlp.experts.gate_up_proj` and `.down_proj` (see RENAME_HF).
+
+    A family declares it, as shapes cannot tell: [E, 2I, H] and [E, H, I], or transposed [E, H, 2I] and [E, I, H]. Gate
+    comes before up, or every row (or column) of gate is followed by one of up. Packed blocks are never transposed.
+    """
+
+    transposed: bool = False
+    interleaved: bool = False
+
+
 class Keys:
     """Typed access to hyper-parameters. Every failure is a ModelError that names the file and the key.
 

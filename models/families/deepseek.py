@@ -17,6 +17,7 @@ from hetero.models.families.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     Expected,
+    FusedExperts,
     Keys,
     expert_tensors,
     gguf_shape,
@@ -35,8 +36,9 @@ NAME = "deepseek"
 HF_ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 HF_MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 GGUF_ARCHS = ("deepseek2",)
-RENAME_HF: tuple[tuple[str, str], ...] = ()
 SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+RENAME_HF: tuple[tuple[str, str], ...] = ()
+FUSED_EXPERTS = FusedExperts()
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False
 _LATENT_EPS = 1e-6

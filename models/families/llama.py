@@ -28,8 +28,9 @@ NAME = "llama"
 HF_ARCHITECTURES = ("LlamaForCausalLM",)
 HF_MODEL_TYPES = ("llama",)
 GGUF_ARCHS = ("llama",)
-RENAME_HF: tuple[tuple[str, str], ...] = ()
 SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+RENAME_HF: tuple[tuple[str, str], ...] = ()
+FUSED_EXPERTS = None
 SKIP_GGUF: tuple[str, ...] = ("rope_freqs.weight",)  # read into the configuration (`RopeConfig.freq_factors`)
 PERMUTED_QK = True
 """GGUF files of this architecture hold the rows of q and k in rope pairs; HF files hold them in halves."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.models.blocks import Batch, Ops, decoder, wide_norm_attention
 from hetero.models.config import ModelConfig, MoeConfig
 from hetero.models.families import mixtral
-from hetero.models.families.common import MAX_EXPERTS, Expected, Keys
+from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors, norm_tensors
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ HF_MODEL_TYPES = ("minimax_m2",)
 GGUF_ARCHS = ("minimax-m2",)
 RENAME_HF = (*mixtral.RENAME_HF, (r"\.mlp\.e_score_correction_bias", ".mlp.gate.e_score_correction_bias"))
 SKIP_HF = mixtral.SKIP_HF
+FUSED_EXPERTS = FusedExperts()
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False
 

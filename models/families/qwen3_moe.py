@@ -11,6 +11,7 @@ from hetero.models.families.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     Expected,
+    FusedExperts,
     Keys,
     attention_tensors,
     expert_tensors,
@@ -30,8 +31,9 @@ NAME = "qwen3_moe"
 HF_ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 HF_MODEL_TYPES = ("qwen3_moe",)
 GGUF_ARCHS = ("qwen3moe",)
-RENAME_HF: tuple[tuple[str, str], ...] = ()
 SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+RENAME_HF: tuple[tuple[str, str], ...] = ()
+FUSED_EXPERTS = FusedExperts()
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False
 

@@ -1,0 +1,161 @@
+"""Where a matrix of the model lies in a file, and how its raw rows are read from there with bounded memory.
+
+Files hold experts one by one, stacked, or with gate and up in one tensor; a `Matrix` is one of them, whatever the file
+has. Reading goes through a function, so that nothing here knows about open files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hetero.models.formats import FORMATS, StoredTensor, row_bytes
+
+Bytes = npt.NDArray[np.uint8]
+Read = Callable[[StoredTensor, int, Bytes], None]
+"""Fills the buffer with the tensor's bytes from an offset inside it; raises ModelError or TierError."""
+
+
+class Matrix(Protocol):
+    """One matrix of `n` rows of `k` values, read as raw rows of `format`."""
+
+    @property
+    def stored(self) -> StoredTensor:
+        """The tensor in the file that an error should name."""
+
+    @property
+    def format(self) -> str: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def k(self) -> int: ...
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        """Raw rows [start, stop) as uint8 [stop - start, row_bytes]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that each lie in one piece, the first at byte `offset` of the tensor and the next `step` rows further on."""
+
+    stored: StoredTensor
+    n: int
+    k: int
+    offset: int = 0
+    step: int = 1
+
+    @property
+    def format(self) -> str:
+        return self.stored.format
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        size = row_bytes(self.format, self.k)
+        return spaced(read, self.stored, self.offset + start * self.step * size, size, stop - start, self.step)
+
+
+def spaced(read: Read, stored: StoredTensor, offset: int, size: int, count: int, step: int) -> Bytes:
+    """Pieces of `size` bytes, `step` pieces apart, from byte `offset` on; uint8 [count, size]."""
+    out = np.empty((count, size), dtype=np.uint8)
+    if step == 1:
+        read(stored, offset, out)
+    else:
+        for i in range(count):
+            read(stored, offset + i * step * size, out[i])
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A transposed matrix of a plain type: row r and column c at item `first + c * width + r * step` of the tensor."""
+
+    stored: StoredTensor
+    n: int
+    k: int
+    first: int
+    width: int
+    step: int = 1
+
+    @property
+    def format(self) -> str:
+        return self.stored.format
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        item = FORMATS[self.format].n_bytes
+        span = (stop - start - 1) * self.step + 1 if stop > start else 0
+        lines = np.empty((self.k, span, item), dtype=np.uint8)
+        for c in range(self.k):
+            read(self.stored, (self.first + c * self.width + start * self.step) * item, lines[c])
+        kept = lines.view(f"u{item}")[:, :: self.step, 0]
+        return np.ascontiguousarray(kept.T).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Rows of a plain type whose values are spread: row r and column c at item `first + r * width + c * step`."""
+
+    stored: StoredTensor
+    n: int
+    k: int
+    first: int
+    width: int
+    step: int
+
+    @property
+    def format(self) -> str:
+        return self.stored.format
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        item = FORMATS[self.format].n_bytes
+        lines = np.empty((stop - start, (self.k - 1) * self.step + 1, item), dtype=np.uint8)
+        for r in range(stop - start):
+            read(self.stored, (self.first + (start + r) * self.width) * item, lines[r])
+        return np.ascontiguousarray(lines[:, :: self.step]).reshape(stop - start, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedHeads:
+    """A matrix (or, with n = 1, a bias) whose heads of `d` rows lie as llama.cpp's converter permutes q and k."""
+
+    inner: Matrix
+    d: int
+
+    @property
+    def stored(self) -> StoredTensor:
+        return self.inner.stored
+
+    @property
+    def format(self) -> str:
+        return self.inner.format
+
+    @property
+    def n(self) -> int:
+        return self.inner.n
+
+    @property
+    def k(self) -> int:
+        return self.inner.k
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        d = self.d
+        if self.n == 1:  # a bias: its values are what is permuted
+            values = self.inner.rows(read, 0, 1).reshape(self.k, -1)
+            return values[_unpermuted(0, self.k, d)].reshape(1, -1)[start:stop]
+        # Whole heads are read, as a head's rows are interleaved.
+        first, last = start // d * d, -(-stop // d) * d
+        return self.inner.rows(read, first, last)[_unpermuted(start, stop, d) - first]
+
+
+def _unpermuted(start: int, stop: int, d: int) -> npt.NDArray[np.int64]:
+    """Where rows [start, stop) of the Hugging Face order lie in a GGUF file whose heads hold rope pairs.
+
+    llama.cpp's converter stores head rows as [d/2, 2] where Hugging Face has [2, d/2].
+    """
+    row = np.arange(start, stop, dtype=np.int64)
+    head, inside = row // d, row % d
+    return head * d + inside % (d // 2) * 2 + inside // (d // 2)
