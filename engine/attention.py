@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,10 +12,42 @@ from hetero.engine.batch import Span
 from hetero.engine.kvcache import KVCache
 from hetero.engine.pages import PAGE
 from hetero.native import Kernels, Pool
-from hetero.native.attention import PagedAttention, Store, Turn
+from hetero.native.attention import PagedAttention, Sight, Store, Turn
 
 NATIVE_TOKENS = 8
 """Up to this many tokens the native kernel is faster than torch: it reads the pages as they lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What a token sees of the positions up to its own, and what else its softmax counts.
+
+    `window`: the last so many positions, its own among them. `chunk`: only those of its own run of so many.
+    `sinks` float32 [H]: scores that join each head's softmax without a value.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    sinks: torch.Tensor | None = None
+
+    def start(self, position: int) -> int:
+        """The first position that a token at `position` sees."""
+        in_window = 0 if self.window is None else max(0, position - self.window + 1)
+        return in_window if self.chunk is None else max(in_window, position // self.chunk * self.chunk)
+
+    def visible(self, tokens: int, first: int, device: torch.device) -> torch.Tensor:
+        """Which positions the tokens at first.. see, bool [tokens, first + tokens]."""
+        keys = torch.arange(first + tokens, device=device)[None]
+        own = torch.arange(first, first + tokens, device=device)[:, None]
+        seen = keys <= own
+        if self.window is not None:
+            seen &= keys > own - self.window
+        if self.chunk is not None:
+            seen &= keys // self.chunk == own // self.chunk
+        return seen
+
+
+CAUSAL = Mask()
 
 
 class Attention(Protocol):
@@ -24,12 +57,20 @@ class Attention(Protocol):
         """Whether `turned_grouped` may be called for this span."""
 
     def turned_grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: Turn, scale: float
+        self,
+        layer: int,
+        span: Span,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        turn: Turn,
+        scale: float,
+        mask: Mask,
     ) -> torch.Tensor:
         """`grouped` on raw q and k, which are normed and turned on the way."""
 
     def grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask
     ) -> torch.Tensor:
         """q [T, H, d], k and v [T, G, d] of the span's rows: [T, H, d]. Head h reads key head h // (H / G)."""
 
@@ -49,17 +90,25 @@ class TorchAttention:
         return False
 
     def turned_grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: Turn, scale: float
+        self,
+        layer: int,
+        span: Span,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        turn: Turn,
+        scale: float,
+        mask: Mask,
     ) -> torch.Tensor:
         raise NotImplementedError("torch turns q and k for all spans at once")
 
     def grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask
     ) -> torch.Tensor:
         for name, values in (("k", k), ("v", v)):
             self._kv.append(layer, name, span.sequence, span.first, values)
         keys, values = (self._kv.view(layer, name, span.sequence, span.length) for name in ("k", "v"))
-        return attend(q, keys, values, span.first, scale)
+        return attend(q, keys, values, span.first, scale, mask)
 
     def latent(
         self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
@@ -67,7 +116,7 @@ class TorchAttention:
         self._kv.append(layer, "latent", span.sequence, span.first, latent)
         keys = self._kv.view(layer, "latent", span.sequence, span.length)[:, None]
         # Values as wide as the keys, the surplus dropped: only then does torch not hold all scores at once.
-        return attend(q, keys, keys, span.first, scale)[..., :rank]
+        return attend(q, keys, keys, span.first, scale, CAUSAL)[..., :rank]
 
 
 class NativeAttention:
@@ -82,26 +131,38 @@ class NativeAttention:
         return span.stop - span.start <= NATIVE_TOKENS
 
     def turned_grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, turn: Turn, scale: float
+        self,
+        layer: int,
+        span: Span,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        turn: Turn,
+        scale: float,
+        mask: Mask,
     ) -> torch.Tensor:
         tokens, heads, _ = q.shape
-        paged = self._grouped(layer, heads, v.shape[2], scale)
+        paged = self._grouped(layer, heads, v.shape[2], scale, mask)
         out = torch.empty(tokens, heads, v.shape[2])
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         paged.step(self._pool, span.table, span.first, tokens, *addresses, turn, out.data_ptr())
         return out
 
     def grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask
     ) -> torch.Tensor:
         if not self.fuses(span):
-            return self._torch.grouped(layer, span, q, k, v, scale)
-        paged = self._grouped(layer, q.shape[1], v.shape[2], scale)
+            return self._torch.grouped(layer, span, q, k, v, scale, mask)
+        paged = self._grouped(layer, q.shape[1], v.shape[2], scale, mask)
         return self._attend(paged, span, q, k.contiguous(), v.contiguous(), v.shape[2])
 
-    def _grouped(self, layer: int, heads: int, width: int, scale: float) -> PagedAttention:
+    def _grouped(self, layer: int, heads: int, width: int, scale: float, mask: Mask) -> PagedAttention:
         if layer not in self._paged:
-            self._paged[layer] = self._make(self._store(layer, "k"), self._store(layer, "v"), heads, width, scale)
+            stores = self._store(layer, "k"), self._store(layer, "v")
+            sinks = 0 if mask.sinks is None else mask.sinks.data_ptr()
+            sight = Sight(mask.window or 0, mask.chunk or 0, sinks)
+            self._paged[layer] = self._make(*stores, heads, width, scale, sight)
         return self._paged[layer]
 
     def latent(
@@ -110,11 +171,13 @@ class NativeAttention:
         if not self.fuses(span):
             return self._torch.latent(layer, span, q, latent, rank, scale)
         if layer not in self._paged:
-            self._paged[layer] = self._make(self._store(layer, "latent"), None, q.shape[1], rank, scale)
+            self._paged[layer] = self._make(self._store(layer, "latent"), None, q.shape[1], rank, scale, Sight())
         return self._attend(self._paged[layer], span, q, latent.contiguous(), None, rank)
 
-    def _make(self, keys: Store, values: Store | None, heads: int, width: int, scale: float) -> PagedAttention:
-        return PagedAttention(self._kernels, keys, values, heads, width, PAGE, scale)
+    def _make(
+        self, keys: Store, values: Store | None, heads: int, width: int, scale: float, sight: Sight
+    ) -> PagedAttention:
+        return PagedAttention(self._kernels, keys, values, heads, width, PAGE, scale, sight)
 
     def _store(self, layer: int, name: str) -> Store:
         tensor, fmt = self._kv.store(layer, name)
@@ -131,29 +194,55 @@ class NativeAttention:
         return out
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float, mask: Mask
+) -> torch.Tensor:
     """Attention of q [T, H, d] at positions first.. over k [L, G, d], v [L, G, e], L = first + T; returns [T, H, e]."""
     if q.shape[0] == 1:
-        return _attend_one(q[0], k, v, scale)[None]
-    return _attend_many(q, k, v, first, scale)
+        start = mask.start(first)
+        return _attend_one(q[0], k[start:], v[start:], scale, mask.sinks)[None]
+    if mask.sinks is None:
+        return _attend_many(q, k, v, first, scale, mask)
+    parts = _with_sink(q, k, v, mask.sinks / scale)
+    return _attend_many(*parts, first, scale, mask)[..., : v.shape[2]]
 
 
-def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """One token: two batched products over the cache as it lies, without repeating key heads."""
+def _attend_one(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, sinks: torch.Tensor | None
+) -> torch.Tensor:
+    """One token: two batched products over what it sees as it lies, without repeating key heads."""
     heads, groups = q.shape[0], k.shape[1]
     grouped = q.view(groups, heads // groups, -1) * scale
-    weights = torch.softmax(torch.bmm(grouped, k.permute(1, 2, 0)), dim=-1)
+    scores = torch.bmm(grouped, k.permute(1, 2, 0))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(groups, -1, 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : len(k)]
     return torch.bmm(weights, v.transpose(0, 1)).view(heads, -1)
 
 
-def _attend_many(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float) -> torch.Tensor:
+def _with_sink(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, score: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v with one more key, whose value is 0 and whose product with q is each head's `score` [H].
+
+    It is a product of 8 more columns, so that torch's blocked kernels, which take no score per head, can be used.
+    """
+    q, k, v = F.pad(q, (0, 8)), F.pad(k, (0, 8, 0, 0, 0, 1)), F.pad(v, (0, 8, 0, 0, 0, 1))
+    q[..., -1] = score
+    k[-1, :, -1] = 1
+    return q, k, v
+
+
+def _attend_many(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float, mask: Mask
+) -> torch.Tensor:
     """Many tokens: each key head is a batch of its own, which its query heads share without copies of the cache."""
     tokens, heads, groups = q.shape[0], q.shape[1], k.shape[1]
     repeat = heads // groups
     queries = q.reshape(tokens, groups, repeat, -1).permute(1, 2, 0, 3)
     keys, values = (cached.transpose(0, 1)[:, None].expand(-1, repeat, -1, -1) for cached in (k, v))
-    mask = None
-    if first:
-        mask = torch.ones(tokens, first + tokens, dtype=torch.bool, device=q.device).tril(first)
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
+    seen = None
+    if first or len(k) > tokens or mask.window is not None or mask.chunk is not None:
+        seen = F.pad(mask.visible(tokens, first, q.device), (0, len(k) - first - tokens), value=True)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, is_causal=seen is None, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, -1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from hetero.engine.attention import Attention
+from hetero.engine.attention import Attention, Mask
 from hetero.engine.batch import Batch, Span
 from hetero.engine.owners import Angles, DenseOwner
 from hetero.engine.recurrent import RecurrentStates
@@ -122,27 +122,44 @@ class Ops:
         v: torch.Tensor,
         scale: float,
         norms: tuple[str, str] | None = None,
+        *,
+        rope: bool = True,
+        window: int | None = None,
+        chunk: int | None = None,
+        sinks: str | None = None,
     ) -> torch.Tensor:
-        """Norm q [T, H, d] and k [T, G, d] per head by `norms`, turn them, append k and v to the cache and attend
-        causally, each request to itself: [T, H, d]."""
+        """Norm q [T, H, d] and k [T, G, d] per head by `norms`, turn them if `rope`, append k and v [T, G, e] to the
+        cache and attend causally, each request to itself: [T, H, e].
+
+        A token sees the last `window` positions with its own (None: all), and of these only the ones in its own run of
+        `chunk` (Llama 4). `sinks` names a small tensor [H] of scores that join each softmax without a value (gpt-oss).
+        All of these, `scale` and `norms` are the same at every call for one `layer`.
+        """
         attention, spans = self._runtime.attention, self._batch.spans
         weights = (None, None) if norms is None else (self.small(norms[0]), self.small(norms[1]))
+        mask = Mask(window, chunk, None if sinks is None else self.small(sinks))
+        assert mask.sinks is not None or sinks is None, sinks
         if not all(attention.fuses(span) for span in spans):
-            q, k = self._rotate(q, weights[0]), self._rotate(k, weights[1])
-            return self._by_span(lambda span, at: attention.grouped(layer, span, q[at], k[at], v[at], scale))
+            q, k = self._prepare(q, weights[0], rope), self._prepare(k, weights[1], rope)
+            return self._by_span(lambda span, at: attention.grouped(layer, span, q[at], k[at], v[at], scale, mask))
         return self._by_span(
             lambda span, at: attention.turned_grouped(
-                layer, span, q[at], k[at], v[at], self._turn(span, *weights), scale
+                layer, span, q[at], k[at], v[at], self._turn(span, *weights, rope), scale, mask
             )
         )
+
+    def _prepare(self, x: torch.Tensor, norm: torch.Tensor | None, rope: bool) -> torch.Tensor:
+        if rope:
+            return self._rotate(x, norm)
+        return x if norm is None else self._runtime.owner.norm(x, norm, self._runtime.config.rms_norm_eps)
 
     def _by_span(self, attend: Callable[[Span, slice], torch.Tensor]) -> torch.Tensor:
         outs = [attend(span, slice(span.start, span.stop)) for span in self._batch.spans]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _turn(self, span: Span, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None) -> Turn:
+    def _turn(self, span: Span, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, rope: bool) -> Turn:
         """What the fused kernel needs to norm and turn a span's q and k."""
-        half = self._angles.cos.shape[1]
+        half = self._angles.cos.shape[1] if rope else 0
         offset = span.start * half * 4
         return Turn(
             self._angles.cos.data_ptr() + offset,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -67,8 +68,14 @@ class TimedOps(Ops):
         v: torch.Tensor,
         scale: float,
         norms: tuple[str, str] | None = None,
+        *,
+        rope: bool = True,
+        window: int | None = None,
+        chunk: int | None = None,
+        sinks: str | None = None,
     ) -> torch.Tensor:
-        return self._watch.time("attention", lambda: super(TimedOps, self).attention(layer, q, k, v, scale, norms))
+        attend = partial(super().attention, rope=rope, window=window, chunk=chunk, sinks=sinks)
+        return self._watch.time("attention", lambda: attend(layer, q, k, v, scale, norms))
 
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor:
         return self._watch.time("attention", lambda: super(TimedOps, self).recurrent(layer, step, inputs))

@@ -43,6 +43,11 @@ class Ops(Protocol):
         v: torch.Tensor,
         scale: float,
         norms: tuple[str, str] | None = None,
+        *,
+        rope: bool = True,
+        window: int | None = None,
+        chunk: int | None = None,
+        sinks: str | None = None,
     ) -> torch.Tensor: ...
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor: ...
     def latent_attention(

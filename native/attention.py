@@ -48,17 +48,39 @@ class Turn:
     eps: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a query sees of the positions up to its own: the last `window`, its own run of `chunk` (0: all).
+
+    `sinks` is the address of float32 [heads], scores that join each softmax without a value (0: none).
+    """
+
+    window: int = 0
+    chunk: int = 0
+    sinks: int = 0
+
+
 class PagedAttention:
     """Causal attention of `heads` query heads over one layer's stores; a None `values` reads MLA's latent."""
 
     def __init__(
-        self, kernels: Kernels, keys: Store, values: Store | None, heads: int, value_width: int, page: int, scale: float
+        self,
+        kernels: Kernels,
+        keys: Store,
+        values: Store | None,
+        heads: int,
+        value_width: int,
+        page: int,
+        scale: float,
+        sight: Sight = Sight(),
     ) -> None:
         self._kernels, self._keys, self._values, self._page = kernels, keys, values, page
         args = ffi.new("hetero_attention_args *")
         args.kv_format = format_info(keys.kv_format).code
         args.heads, args.groups, args.d, args.e = heads, keys.groups, keys.width, value_width
         args.page, args.n_slots, args.scale = page, keys.n_slots, scale
+        args.window, args.chunk = sight.window, sight.chunk
+        args.sinks, args.sinks_bytes = ffi.cast(_FLOATS, sight.sinks), heads * 4
         args.k, args.k_bytes = ffi.cast(_BYTES, keys.address), keys.bytes
         if values is not None:
             args.v, args.v_bytes = ffi.cast(_BYTES, values.address), values.bytes

@@ -118,10 +118,12 @@ int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_
                size_t message_bytes);
 /* Causal attention of q [n_tokens, heads, d] at positions first.. over a paged KV cache in F32, F16 or BF16. The
  * stores are [n_slots, groups, d] and [n_slots, groups, e]; position p lies in slot pages[p / page] * page + p % page.
- * A null v reads the values as the first e of each key (MLA's latent). out is [n_tokens, heads, e]. */
+ * A null v reads the values as the first e of each key (MLA's latent). out is [n_tokens, heads, e]. A query sees the last
+ * `window` positions with its own, and of these only the ones in its own run of `chunk` (0: no such limit). sinks
+ * [heads] (null: none) are scores that join each softmax without a value. */
 typedef struct {
     int32_t kv_format;
-    int64_t n_tokens, heads, groups, d, e, first, page, n_slots, n_pages;
+    int64_t n_tokens, heads, groups, d, e, first, page, n_slots, n_pages, window, chunk;
     float scale;
     const float *q;
     size_t q_bytes;
@@ -130,6 +132,8 @@ typedef struct {
     const uint8_t *v;
     size_t v_bytes;
     const int32_t *pages;
+    const float *sinks;
+    size_t sinks_bytes;
     float *out;
     size_t out_bytes;
 } hetero_attention_args;

@@ -98,6 +98,12 @@ inline void add_weighted(float *acc, const float *p, const float *rows, int64_t 
         for (int64_t j = 0; j < count; j++) acc[c] += rows[j * stride + c] * p[j];
 }
 
+// The first position that a query at `position` sees: its window and its chunk cut off what lies before.
+inline int64_t first_visible(const hetero_attention_args *a, int64_t position) {
+    const int64_t in_window = a->window ? max64(0, position - a->window + 1) : 0;
+    return a->chunk ? max64(in_window, position / a->chunk * a->chunk) : in_window;
+}
+
 struct AttentionJob {
     Pool *pool;
     const hetero_attention_args *a;
@@ -112,14 +118,15 @@ struct AttentionJob {
         float *keys = scores + kHeadsAtOnce * a->page, *values = a->v ? keys + a->page * a->d : keys;
         float top[kHeadsAtOnce], sum[kHeadsAtOnce];
         for (int r = 0; r < heads; r++) {
-            top[r] = -INFINITY, sum[r] = 0;
+            top[r] = a->sinks ? a->sinks[first_head + r] : -INFINITY;
+            sum[r] = a->sinks ? 1 : 0;
             const float *source = a->q + (t * a->heads + first_head + r) * a->d;
             for (int64_t i = 0; i < a->d; i++) q[r * a->d + i] = source[i] * a->scale;
         }
         memset(acc, 0, size_t(heads) * a->e * 4);
         const int64_t length = a->first + t + 1;
-        for (int64_t start = 0; start < length; start += a->page) {
-            const int64_t count = min64(a->page, length - start);
+        for (int64_t start = first_visible(a, length - 1), count; start < length; start += count) {
+            count = min64(a->page - start % a->page, length - start);
             load_page(a->k, a->d, start, count, g, keys);
             if (a->v) load_page(a->v, a->e, start, count, g, values);
             for (int r = 0; r < heads; r++)
@@ -133,7 +140,7 @@ struct AttentionJob {
 
     void load_page(const uint8_t *store, int64_t width, int64_t start, int64_t count, int64_t g, float *to) const {
         const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2;
-        const int64_t slot = a->pages[start / a->page] * a->page;
+        const int64_t slot = a->pages[start / a->page] * a->page + start % a->page;
         for (int64_t j = 0; j < count; j++)
             widen(a->kv_format, store + ((slot + j) * a->groups + g) * width * size, width, to + j * width);
     }
@@ -194,13 +201,17 @@ inline int check_attention(const hetero_attention_args *a, Message message) {
         return message.fail(HETERO_BAD_ARGUMENT, "attention: KV format %d is not F32, F16 or BF16", a->kv_format);
     if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->first < 0 || a->first > kMaxRows || a->heads < 1 ||
         a->groups < 1 || a->heads > 65536 || a->heads % a->groups || a->d < 1 || a->e < 1 || a->d > 65536 ||
-        a->e > 65536 || a->page < 8 || a->page > kMaxPage || a->page % 8 || (!a->v && a->e > a->d))
+        a->e > 65536 || a->page < 8 || a->page > kMaxPage || a->page % 8 || (!a->v && a->e > a->d) || a->window < 0 ||
+        a->window > kMaxRows || a->chunk < 0 || a->chunk > kMaxRows)
         return message.fail(HETERO_BAD_ARGUMENT, "attention: shapes out of range");
     const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2, stored = a->n_slots * a->groups * size;
     if (a->n_slots < 0 || a->n_slots > kMaxRows || a->n_slots % a->page ||
         a->k_bytes != size_t(stored * a->d) || (a->v && a->v_bytes != size_t(stored * a->e)))
         return message.fail(HETERO_BAD_ARGUMENT, "attention: KV store of %zu bytes does not hold %lld slots", a->k_bytes,
                             (long long)a->n_slots);
+    if (a->sinks && a->sinks_bytes != size_t(a->heads * 4))
+        return message.fail(HETERO_BAD_ARGUMENT, "attention: %zu bytes of sinks for %lld heads", a->sinks_bytes,
+                            (long long)a->heads);
     if (a->q_bytes != size_t(a->n_tokens * a->heads * a->d * 4) || a->out_bytes != size_t(a->n_tokens * a->heads * a->e * 4))
         return message.fail(HETERO_BAD_ARGUMENT, "attention: q or out has the wrong length");
     const int64_t needed = ceil_div(a->first + a->n_tokens, a->page);

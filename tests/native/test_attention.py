@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from hetero.native import Kernels, Pool, cpu_tiers
-from hetero.native.attention import PagedAttention, Store, Turn
+from hetero.native.attention import PagedAttention, Sight, Store, Turn
 from hetero.native.prepared import PreparedNorm
+from tests.native.attention_reference import attended
 
 PAGE = 64
 BYTES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -28,18 +29,6 @@ def rounded(x, fmt):
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
     return x.astype(np.float64)
-
-
-def reference(q, k, v, first, scale):
-    tokens, heads, _ = q.shape
-    out = np.empty((tokens, heads, v.shape[2]))
-    for t in range(tokens):
-        for h in range(heads):
-            g = h * k.shape[1] // heads
-            s = k[: first + t + 1, g] @ q[t, h].astype(np.float64) * scale
-            p = np.exp(s - s.max())
-            out[t, h] = p @ v[: first + t + 1, g] / p.sum()
-    return out
 
 
 CASES = [  # tokens, first, heads, groups, d, e
@@ -75,8 +64,47 @@ def test_attention_over_shuffled_pages_equals_float64(kernels, fmt, case, latent
         attention.append(table, 0, length, address(k), address(v))
         attention.attend(pool, table, first, tokens, address(q), address(out))
     held = rounded(k, fmt)
-    expected = reference(q, held, held[..., :e] if latent else rounded(v, fmt), first, 0.1)
+    expected = attended(q, held, held[..., :e] if latent else rounded(v, fmt), first, 0.1)
     assert np.abs(out - expected).max() < 2e-6 * np.sqrt(d) + 2e-6
+
+
+LIMITS = [  # window, chunk; positions 127.. are asked for, so that each edge is met from both sides
+    (1, 0),
+    (63, 0),
+    (64, 0),
+    (65, 0),
+    (128, 0),
+    (1000, 0),
+    (0, 64),
+    (0, 65),
+    (0, 127),
+    (0, 128),
+    (0, 129),
+    (5, 3),
+    (70, 130),
+]
+
+
+@pytest.mark.parametrize("sunk", [False, True])
+@pytest.mark.parametrize(("window", "chunk"), [(0, 0), *LIMITS])
+@pytest.mark.parametrize("first", [0, 127])
+def test_windows_chunks_and_sinks_equal_float64(kernels, window, chunk, sunk, first):
+    rng = np.random.default_rng(5)
+    tokens, heads, groups, d = 8, 4, 2, 32
+    q = rng.normal(size=(tokens, heads, d)).astype(np.float32)
+    k, v = (rng.normal(size=(first + tokens, groups, d)).astype(np.float32) for _ in range(2))
+    sinks = rng.normal(1, 2, heads).astype(np.float32) if sunk else None
+    table = np.array([3, 0, 2], np.int32)
+    k_store, v_store = np.full((256, groups, d), np.nan, np.float32), np.full((256, groups, d), np.nan, np.float32)
+    stores = [Store(address(s), 256, groups, d, "F32") for s in (k_store, v_store)]
+    sight = Sight(window, chunk, 0 if sinks is None else address(sinks))
+    attention = PagedAttention(kernels, *stores, heads, d, PAGE, 0.3, sight)
+    out = np.zeros((tokens, heads, d), np.float32)
+    with Pool([0, 1], kernels) as pool:
+        attention.append(table, 0, first + tokens, address(k), address(v))
+        attention.attend(pool, table, first, tokens, address(q), address(out))
+    expected = attended(q, k, v, first, 0.3, window or None, chunk or None, sinks)
+    assert np.abs(out - expected).max() < 1e-5
 
 
 def test_attention_is_bit_equal_for_any_thread_count_and_batch(kernels):
