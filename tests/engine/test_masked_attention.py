@@ -8,6 +8,7 @@ from hetero.engine.attention import NativeAttention, TorchAttention
 from hetero.engine.batch import make_batch
 from hetero.engine.kvcache import KVCache
 from hetero.engine.ops import Ops
+from hetero.models.config import State
 from hetero.models.rope import rotate
 from hetero.native import Kernels, Pool, cpu_tiers
 from tests.native.attention_reference import attended
@@ -21,11 +22,14 @@ OWNERS = ["torch", *(t.name for t in cpu_tiers() if t.built and t.usable)]
 class Config:
     """What Ops and KVCache read of a model's."""
 
-    n_layers, rms_norm_eps = 1, 1e-6
-    kv_states = dict.fromkeys(("k", "v"), (GROUPS, D))
+    n_layers, rms_norm_eps, recurrent_bytes = 1, 1e-6, 0
 
     class rope:
         interleaved = False
+
+    @staticmethod
+    def layer_states(layer):
+        return dict.fromkeys(("k", "v"), State((GROUPS, D)))
 
 
 class Owner:
@@ -45,7 +49,7 @@ class Owner:
 class Runtime:
     """A runtime of one layer whose rotation covers half of each head."""
 
-    config, rotation_scale = Config, 1.0
+    config, rotation_scale = Config(), 1.0
     inverse = 1 / 100 ** (torch.arange(D // 4) / (D // 4))
 
     def __init__(self, attention, small):
@@ -59,7 +63,7 @@ def make(request):
     pools = []
 
     def new():
-        kv = KVCache(Config, 1024, "f32", torch.device("cpu"))
+        kv = KVCache(Config(), 1024, "f32", torch.device("cpu"))
         if kernels is None:
             return kv, TorchAttention(kv)
         pools.append(Pool([0, 1], kernels))
