@@ -26,7 +26,7 @@ class Ceilings:
     def arithmetic(self, fmt: str) -> float:
         """Operations per second of the kind that a format's products are made of."""
         info = FORMATS[fmt]
-        if not info.quantised:
+        if info.plain:
             return self.f32
         if info.code_bits < 8:
             return max(self.int8, self.maddubs)

@@ -82,7 +82,8 @@ class CpuMeter:
     def kernels(self) -> tuple[KernelRate, ...]:
         """Each format's matrix product for one, several and many tokens, all threads."""
         with _pool(self._cpus, self._kernels) as pool:
-            return tuple(self._product(pool, fmt, tokens) for fmt in FORMATS for tokens in _TOKENS)
+            formats = {info.kernel: None for info in FORMATS.values()}
+            return tuple(self._product(pool, fmt, tokens) for fmt in formats for tokens in _TOKENS)
 
     def _product(self, pool: Pool, fmt: str, tokens: int) -> KernelRate:
         rows = max(16, _WEIGHT_BYTES // packed_bytes(fmt, 16, _K) * 16) * pool.threads

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hetero.machine import assumptions as assumed
 from hetero.machine.types import KernelRate, Machine, Measured, RateAt, Rates, Source, UsageError
+from hetero.native.formats import FORMATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Speeds:
 
     def product(self, fmt: str, tokens: float) -> Speed | None:
         """The measured rate of a format's products with `tokens` tokens, between the two nearest counts."""
-        known = sorted((k for k in self.kernels if k.format == fmt), key=lambda k: k.tokens)
+        same = FORMATS[fmt].kernel if fmt in FORMATS else fmt
+        known = sorted((k for k in self.kernels if k.format == same), key=lambda k: k.tokens)
         if not known:
             return None
         below = [k for k in known if k.tokens <= tokens] or known[:1]

@@ -1,4 +1,4 @@
-"""Number formats of weights in files: names, block sizes, and plain types to float32. Needs numpy only."""
+"""Number formats of weights in files: names, block sizes, and plain types to float32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from hetero.native.formats import FORMATS as NATIVE_FORMATS
+from hetero.native.formats import row_bytes as row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +35,19 @@ class StoredTensor:
 
 
 _SUPPORTED = {
-    0: Format("F32", 1, 4),
-    1: Format("F16", 1, 2),
-    2: Format("Q4_0", 32, 18),
-    3: Format("Q4_1", 32, 20),
-    6: Format("Q5_0", 32, 22),
-    7: Format("Q5_1", 32, 24),
-    8: Format("Q8_0", 32, 34),
-    12: Format("Q4_K", 256, 144),
-    13: Format("Q5_K", 256, 176),
-    14: Format("Q6_K", 256, 210),
-    30: Format("BF16", 1, 2),
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K"},
+    **{13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16", 39: "MXFP4", 40: "NVFP4"},
 }
 # Known by name and size only, so that an error can say what a file holds. ggml's own ids end at 42.
 _UNSUPPORTED = {
     9: ("Q8_1", 32, 36),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
     15: ("Q8_K", 256, 292),
     16: ("IQ2_XXS", 256, 66),
     17: ("IQ2_XS", 256, 74),
     18: ("IQ3_XXS", 256, 98),
     19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
     21: ("IQ3_S", 256, 110),
     22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
     24: ("I8", 1, 1),
     25: ("I16", 1, 2),
     26: ("I32", 1, 4),
@@ -66,10 +56,12 @@ _UNSUPPORTED = {
     29: ("IQ1_M", 256, 56),
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
 }
-GGML_TYPES: dict[int, Format] = _SUPPORTED | {i: Format(*f, supported=False) for i, f in _UNSUPPORTED.items()}
+FORMATS: dict[str, Format] = {i.name: Format(i.name, i.block_k, i.block_bytes) for i in NATIVE_FORMATS.values()}
+"""The formats whose rows the kernels take, by ggml's name or, where ggml has no such type, by their own."""
+GGML_TYPES: dict[int, Format] = {i: FORMATS[name] for i, name in _SUPPORTED.items()} | {
+    i: Format(*f, supported=False) for i, f in _UNSUPPORTED.items()
+}
 GGML_NAMES_ONLY: dict[int, str] = {
     4: "Q4_2 (removed from ggml)",
     5: "Q4_3 (removed from ggml)",
@@ -83,9 +75,6 @@ GGML_NAMES_ONLY: dict[int, str] = {
     42: "Q2_0",
 }
 """Ids whose blocks cannot be sized; from 97 on they belong to ik_llama.cpp."""
-
-FORMATS: dict[str, Format] = {f.name: f for f in _SUPPORTED.values()}
-"""The formats that can be read, by ggml's name."""
 
 SAFETENSORS_BITS: dict[str, int] = {
     **{"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
@@ -103,14 +92,6 @@ def ggml_type_name(type_id: int) -> str:
     if type_id in GGML_NAMES_ONLY:
         return GGML_NAMES_ONLY[type_id]
     return f"number {type_id}" + (" (a type of ik_llama.cpp)" if 97 <= type_id < 1000 else "")
-
-
-def row_bytes(fmt: str, k: int) -> int:
-    """Bytes of one row of `k` values; `k` must be a multiple of the format's block."""
-    f = FORMATS[fmt]
-    if k % f.block:
-        raise ValueError(f"a row of {k} values is no multiple of {fmt}'s block of {f.block}")
-    return k // f.block * f.n_bytes
 
 
 def n_elements(shape: tuple[int, ...]) -> int:

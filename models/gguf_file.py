@@ -288,7 +288,7 @@ def _placed(h: _Header, info: _Info, start: int, alignment: int) -> StoredTensor
     if fmt is None or not fmt.supported:
         h.fail(
             f"tensor {name!r} has the type {ggml_type_name(type_id)}, which is not supported",
-            "use a Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, F16, BF16 or F32 version of this model",
+            "use a Q4_K_M, Q8_0, BF16 or another common version of this model",
         )
     if shape[-1] % fmt.block:
         h.fail(f"tensor {name!r} has rows of {shape[-1]}; {fmt.name} needs a multiple of {fmt.block}")

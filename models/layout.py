@@ -208,7 +208,7 @@ def _layer_slot(layer: int, infos: tuple[TensorInfo, TensorInfo, TensorInfo], ex
     n_experts, inter, hidden = infos[0].shape
     formats = [EXPERT_TARGETS.get(experts, info.format) for info in infos]
     for format, k in zip(formats, (hidden, hidden, inter), strict=True):
-        if k % FORMATS[format].block_k:
+        if not FORMATS[format].plain and k % FORMATS[format].block_k:
             raise UsageError(
                 f"layer {layer}: rows of {k} weights cannot be {format}, which has blocks of {FORMATS[format].block_k}",
                 "convert with --experts keep",

@@ -11,8 +11,9 @@ from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
 from hetero.models.families.unsupported import NEEDS_HF
+from hetero.models.formats import SAFETENSORS_SUPPORTED
 from hetero.models.plan_only import ARCHITECTURES, Outline, outline
-from hetero.native.widths import PLANNED, source_bytes
+from hetero.native.widths import source_bytes
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _SHELL = ("model.embed_tokens.weight", "lm_head.weight")
@@ -107,7 +108,7 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
         kv_fixed_elements=0,
         recurrent_bytes=config.recurrent_bytes,
     )
-    foreign = [f for f in (formats.experts, formats.dense) if f in PLANNED]
+    foreign = [f for f in (formats.experts, formats.dense) if f not in SAFETENSORS_SUPPORTED]
     why = f"this version does not read {foreign[0]} weights yet; a GGUF of the model runs" if foreign else ""
     return _index(made, formats, name, why)
 

@@ -220,6 +220,6 @@ def _check(kernels: Kernels, format: str, rows: U8, k: int, where: str, first_ro
     if block < 0:
         return
     info = FORMATS[format]
-    row, column = divmod(block, k // info.block_k)
+    row, column = divmod(block, -(-k // info.block_k))
     what = f"the scale of block {column} of row" if info.quantised else f"weight {column} of row"
     raise ModelError(f"{where}: {what} {first_row + row} is NaN or infinite", _HINT)

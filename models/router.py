@@ -45,9 +45,7 @@ def route(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tu
     return ids.to(torch.int32), weights
 
 
-def _by_scores(
-    logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_scores(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
     scores = logits.sigmoid() if moe.scoring == "sigmoid" else torch.softmax(logits, dim=-1)

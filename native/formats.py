@@ -11,7 +11,7 @@ EXPERT_ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class FormatInfo:
-    """One format: its raw (ggml) blocks and what a tile of 16 rows holds of it.
+    """One format: its raw blocks and what a tile of 16 rows holds of it.
 
     `code` is its number in hetero.h. A raw block covers `block_k` inputs in `block_bytes`. A tile's block of
     16 rows x 32 inputs takes `tile_code_bytes`; its scale stream takes `tile_scale_bytes` per `scale_k` inputs.
@@ -22,9 +22,12 @@ class FormatInfo:
     code_bits: int
     block_k: int
     block_bytes: int
-    tile_code_bytes: int
     scale_k: int = 0
     tile_scale_bytes: int = 0
+
+    @property
+    def tile_code_bytes(self) -> int:
+        return TILE_ROWS * BLOCK_K * self.code_bits // 8
 
     @property
     def bits_per_weight(self) -> float:
@@ -34,25 +37,52 @@ class FormatInfo:
 
     @property
     def quantised(self) -> bool:
+        """Whether weights are codes with scales."""
         return self.scale_k > 0
 
+    @property
+    def plain(self) -> bool:
+        """Whether weights are floating-point numbers: kernels read float32 activations, not int8 per group of 32, and
+        rows may have any length (FP8 pads its last block with zeros)."""
+        return not self.quantised or self.name == "FP8_E4M3"
 
-FORMATS: dict[str, FormatInfo] = {
-    info.name: info
-    for info in (
-        FormatInfo("F32", 0, 32, 1, 4, 2048),
-        FormatInfo("F16", 1, 16, 1, 2, 1024),
-        FormatInfo("BF16", 2, 16, 1, 2, 1024),
-        FormatInfo("Q8_0", 3, 8, 32, 34, 512, 32, 32),
-        FormatInfo("Q4_0", 4, 4, 32, 18, 256, 32, 32),
-        FormatInfo("Q4_1", 5, 4, 32, 20, 256, 32, 64),
-        FormatInfo("Q5_0", 6, 5, 32, 22, 320, 32, 32),
-        FormatInfo("Q5_1", 7, 5, 32, 24, 320, 32, 64),
-        FormatInfo("Q4_K", 8, 4, 256, 144, 256, 256, 256),
-        FormatInfo("Q5_K", 9, 5, 256, 176, 320, 256, 256),
-        FormatInfo("Q6_K", 10, 6, 256, 210, 384, 256, 288),
-    )
-}
+    @property
+    def kernel(self) -> str:
+        """The format in whose inner loop it is computed, at the same speed."""
+        return {"I4_": "Q4_0", "U4_": "Q4_1"}.get(self.name[:3], self.name)
+
+
+_GGML: tuple[tuple[str, int, int, int, int, int], ...] = (
+    ("F32", 32, 1, 4, 0, 0),
+    ("F16", 16, 1, 2, 0, 0),
+    ("BF16", 16, 1, 2, 0, 0),
+    ("Q8_0", 8, 32, 34, 32, 32),
+    ("Q4_0", 4, 32, 18, 32, 32),
+    ("Q4_1", 4, 32, 20, 32, 64),
+    ("Q5_0", 5, 32, 22, 32, 32),
+    ("Q5_1", 5, 32, 24, 32, 64),
+    ("Q4_K", 4, 256, 144, 256, 256),
+    ("Q5_K", 5, 256, 176, 256, 256),
+    ("Q6_K", 6, 256, 210, 256, 288),
+    ("Q2_K", 2, 256, 84, 256, 320),
+    ("Q3_K", 3, 256, 110, 256, 224),
+    ("IQ4_NL", 4, 32, 18, 32, 32),
+    ("IQ4_XS", 4, 256, 136, 256, 128),
+    ("MXFP4", 4, 32, 17, 32, 16),
+    ("NVFP4", 4, 64, 36, 64, 64),
+    ("FP8_E4M3", 8, 128, 132, 128, 64),
+)
+"""Name, bits of a code, inputs and bytes of a raw block, inputs and bytes of an entry of the scale stream."""
+# Symmetric: a scale. With a zero point: a scale, one byte of zero point and one of nothing.
+_INT4 = tuple(
+    (f"{kind}_{group}{scale}", 4, group, group // 2 + head, group, entry)
+    for kind, head, entry in (("I4", 2, 32), ("U4", 4, 48))
+    for scale in ("", "_F16")
+    for group in (32, 64, 128)
+)
+
+FORMATS: dict[str, FormatInfo] = {row[0]: FormatInfo(row[0], code, *row[1:]) for code, row in enumerate(_GGML + _INT4)}
+"""By name. I4_G and U4_G are groups of G integers of 4 bits with a bf16 scale (_F16: fp16), U4 with a zero point."""
 
 
 def format_info(fmt: str) -> FormatInfo:
@@ -68,11 +98,11 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def row_bytes(fmt: str, k: int) -> int:
-    """Bytes of one raw row of `k` inputs; ValueError if `k` is no whole number of blocks."""
+    """Bytes of one raw row of `k` inputs; ValueError if `k` is no whole number of blocks and must be."""
     info = format_info(fmt)
-    if k < 1 or k % info.block_k:
+    if k < 1 or (k % info.block_k and not info.plain):
         raise ValueError(f"{fmt} rows come in blocks of {info.block_k}, and {k} is no multiple of that")
-    return k // info.block_k * info.block_bytes
+    return -(-k // info.block_k) * info.block_bytes
 
 
 def tile_bytes(fmt: str, k: int) -> int:

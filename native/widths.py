@@ -9,9 +9,9 @@ from hetero.native.formats import EXPERT_ALIGNMENT, FORMATS
 from hetero.native.formats import expert_bytes as _native_expert_bytes
 from hetero.native.formats import packed_bytes as _native_packed_bytes
 
-PLANNED = {"FP8": 8.0, "INT4": 4.5, "MXFP4": 4.25, "NVFP4": 4.5, "IQ4_XS": 4.25, "Q3_K": 3.4375, "Q2_K": 2.625}
-"""Bits of a weight, scales included, in formats that checkpoints come in and this version cannot run: e4m3 with a
-scale per 128 x 128, 4 bits with a bf16 scale per 32, and so on."""
+PLANNED = {"FP8": 8.0, "INT4": 4.5}
+"""Bits of a weight, scales included, of what a config.json only names: e4m3 with a scale per 128 x 128, and 4 bits with
+a 16-bit scale per 32."""
 _SHORT = {"q2": "Q2_K", "q3": "Q3_K", "q4": "Q4_0", "q5": "Q5_K", "q6": "Q6_K", "q8": "Q8_0"}
 PLAIN = ("F32", "F16", "BF16")
 

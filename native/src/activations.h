@@ -11,7 +11,9 @@ constexpr bool kHasTiles = false;
 #endif
 
 // Whether kernels of that format read more of the activations than their float32 values.
-constexpr bool needs_buffers(int format) { return !is_plain(format) || (kHasTiles && format == HETERO_BF16); }
+constexpr bool needs_buffers(int format) {
+    return !is_plain(format) || (kHasTiles && (format == HETERO_BF16 || format == HETERO_FP8_E4M3));
+}
 
 // Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
 // scale d, s8 = 8 * sum of codes (for zero points), half = sum of the first 16 codes and ds = d * sum of codes (for
@@ -33,6 +35,11 @@ struct Acts {
 
     int64_t row(int64_t i) const { return rows ? rows[i] : i; }
 };
+
+// d times the sum of codes of the first or second half of the group at that place.
+inline float half_ds(const Acts &acts, int64_t at, int half) {
+    return acts.d[at] * float(half ? acts.s8[at] / 8 - acts.half[at] : acts.half[at]);
+}
 
 // The writable buffers behind the quantised part of an Acts.
 struct ActBuffers {
@@ -105,7 +112,7 @@ inline void quantize_group(const float *x, const ActBuffers &to, int64_t row, in
 inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_t row) {
     for (int64_t g = 0; g < k / kBlock; g++) quantize_group(x + g * kBlock, to, row, g);
     if (k % kBlock == 0) return;
-    float last[kBlock] = {};  // only of BF16 matrices
+    float last[kBlock] = {};  // only of BF16 and FP8 matrices
     memcpy(last, x + k / kBlock * kBlock, size_t(k % kBlock) * sizeof(float));
     quantize_group(last, to, row, k / kBlock);
 }
@@ -115,7 +122,17 @@ inline void quantize_row(const float *x, int64_t k, const ActBuffers &to, int64_
 using TileKernel = void (*)(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                             int64_t out_stride);
 
-extern const TileKernel kTileKernels[HETERO_FORMATS];  // defined by the tier
+struct TileTable {
+    TileKernel of[HETERO_FORMATS];
+    const TileKernel &operator[](int format) const { return of[format]; }
+};
+
+extern const TileTable kTileKernels;  // defined by the tier, as is:
+template <int F> constexpr TileKernel tile_kernel();
+
+template <int... F> constexpr TileTable tile_table(std::integer_sequence<int, F...>) { return {{tile_kernel<F>()...}}; }
+constexpr TileTable tile_table() { return tile_table(std::make_integer_sequence<int, HETERO_FORMATS>()); }
+
 extern const char *const kTierName;
 
 }  // namespace

@@ -6,19 +6,14 @@ namespace {
 
 constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxInputs = int64_t(1) << 24;  // keeps every product within 63 bits
 
-inline const char *format_name(int format) {
-    static const char *const names[HETERO_FORMATS] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0", "Q4_1",
-                                                      "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"};
-    return names[format];
-}
-
 inline int check_shape(int format, int64_t n, int64_t k, Message message) {
     if (format < 0 || format >= HETERO_FORMATS) return message.fail(HETERO_BAD_ARGUMENT, "unknown format %d", format);
     if (n < 1 || k < 1 || n > kMaxRows || k > kMaxInputs)
         return message.fail(HETERO_BAD_ARGUMENT, "a matrix of %lld x %lld is out of range", (long long)n, (long long)k);
-    if (k % kFormats[format].block_k)
-        return message.fail(HETERO_BAD_ARGUMENT, "%s rows come in blocks of %d, and %lld is no multiple of that",
-                            format_name(format), kFormats[format].block_k, (long long)k);
+    const FormatInfo &f = kFormats[format];
+    if (f.kind != kFp8 && k % f.block_k)  // FP8's last block may be padded
+        return message.fail(HETERO_BAD_ARGUMENT, "%s rows come in blocks of %d, and %lld is no multiple of that", f.name,
+                            f.block_k, (long long)k);
     return HETERO_OK;
 }
 
@@ -199,7 +194,7 @@ int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t
     const Message message = {text, text_bytes};
     if (const int code = check_shape(format, n, k, message)) return code;
     if (!can_quantize(format))
-        return message.fail(HETERO_BAD_ARGUMENT, "nothing is quantised to %s here", format_name(format));
+        return message.fail(HETERO_BAD_ARGUMENT, "nothing is quantised to %s here", kFormats[format].name);
     if (const int code = check_buffer("x", x, x_bytes, 4 * n * k, message)) return code;
     if (const int code = check_buffer("rows", rows, rows_bytes, n * raw_row_bytes(format, k), message)) return code;
     quantize_rows(format, x, rows, n * k);
@@ -226,7 +221,7 @@ int hetero_check_scales(int32_t format, int64_t n, int64_t k, const uint8_t *row
     *block = -1;
     for (int64_t r = 0; r < n && *block < 0; r++) {
         const int64_t bad = kRowFunctions[format].bad_block(rows + r * row_size, k);
-        if (bad >= 0) *block = r * (k / kFormats[format].block_k) + bad;
+        if (bad >= 0) *block = r * ceil_div(k, kFormats[format].block_k) + bad;
     }
     return HETERO_OK;
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "../hetero.h"
 
@@ -18,23 +19,96 @@ constexpr int kRows = 16;    // output rows of a tile
 constexpr int kBlock = 32;   // inputs of a block
 constexpr int kSuper = 256;  // inputs of a K-quant's super-block
 
+// How a format's codes lie in a tile's block and what they stand for: all that a kernel's inner loop needs to know.
+enum Kind { kF32, kF16, kBF16, kFp8, kS8, kU4, kU4M, kU5, kU5M, kU6, kU2M, kU3, kNl4, kFp4, kFp4x2, kKinds };
+
+struct KindInfo {
+    int low, high;  // bits of a code in the plane of low bits and in that behind it
+    int zero;       // what is subtracted from a code; in a code book: the size of its smallest number
+    int groups;     // scales that share a block of 32 k: 1, or 2 of 16 k each
+    bool minimum;   // a minimum is added for each scale
+    bool book;      // a code is an index into a code book
+};
+
+constexpr KindInfo kKindInfo[kKinds] = {
+    {32, 0, 0, 1, false, false}, {16, 0, 0, 1, false, false}, {16, 0, 0, 1, false, false},   // kF32 kF16 kBF16
+    {8, 0, 0, 1, false, false},  {8, 0, 0, 1, false, false},                                 // kFp8 kS8
+    {4, 0, 8, 1, false, false},  {4, 0, 0, 1, true, false},                                  // kU4 kU4M
+    {4, 1, 16, 1, false, false}, {4, 1, 0, 1, true, false},   {4, 2, 32, 2, false, false},   // kU5 kU5M kU6
+    {2, 0, 0, 2, true, false},   {2, 1, 4, 2, false, false},                                 // kU2M kU3
+    {4, 0, 128, 1, false, true}, {4, 0, 12, 1, false, true},  {4, 0, 12, 2, false, true},    // kNl4 kFp4 kFp4x2
+};
+
+// The numbers of the code books: ggml's non-linear 4 bits, and e2m1 doubled.
+constexpr int8_t kNl4Book[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kFp4Book[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+constexpr const int8_t *code_book(Kind kind) { return kind == kNl4 ? kNl4Book : kFp4Book; }
+
+// What an entry of the scale stream holds: one float32, fp16, bf16 or e8m0; 4 ue4m3; fp16 and a minimum; fp16 or bf16
+// and an integer zero point; or one fp16 (two with minima) over 8 or 16 integer scales.
+enum Scales { kNone, kFloat, kHalf, kBfloat, kE8m0, kE4m3, kHalfMin, kHalfZero, kBfloatZero, kSub2, kSub3, kSubXs, kSub4,
+              kSub6 };
+
 struct FormatInfo {
+    const char *name;
+    Kind kind;
+    Scales scales;
     int block_k;      // inputs of a raw block
     int raw_bytes;    // bytes of a raw block
-    int code_bytes;   // bytes of a tile's block of 16 rows x 32 k
+    int codes;        // where its codes (or their low bits) begin
+    int high;         // where their high bits begin; 0: none
+    int d;            // where its scale is (of two levels: the floating-point one)
+    int m;            // where its minimum or zero point is; -1: none
+    int sub;          // where integer scales are; -1: none
     int scale_k;      // inputs that one entry of the tile's scale stream covers; 0: no scales
     int scale_bytes;  // bytes of that entry, for 16 rows
 };
 
 constexpr FormatInfo kFormats[HETERO_FORMATS] = {
-    {1, 4, 2048, 0, 0},      {1, 2, 1024, 0, 0},      {1, 2, 1024, 0, 0},        // F32 F16 BF16
-    {32, 34, 512, 32, 32},                                                       // Q8_0
-    {32, 18, 256, 32, 32},   {32, 20, 256, 32, 64},                              // Q4_0 Q4_1
-    {32, 22, 320, 32, 32},   {32, 24, 320, 32, 64},                              // Q5_0 Q5_1
-    {256, 144, 256, 256, 256}, {256, 176, 320, 256, 256}, {256, 210, 384, 256, 288},  // Q4_K Q5_K Q6_K
+    {"F32", kF32, kNone, 1, 4, 0, 0, 0, -1, -1, 0, 0},
+    {"F16", kF16, kNone, 1, 2, 0, 0, 0, -1, -1, 0, 0},
+    {"BF16", kBF16, kNone, 1, 2, 0, 0, 0, -1, -1, 0, 0},
+    {"Q8_0", kS8, kHalf, 32, 34, 2, 0, 0, -1, -1, 32, 32},
+    {"Q4_0", kU4, kHalf, 32, 18, 2, 0, 0, -1, -1, 32, 32},
+    {"Q4_1", kU4M, kHalfMin, 32, 20, 4, 0, 0, 2, -1, 32, 64},
+    {"Q5_0", kU5, kHalf, 32, 22, 6, 2, 0, -1, -1, 32, 32},
+    {"Q5_1", kU5M, kHalfMin, 32, 24, 8, 4, 0, 2, -1, 32, 64},
+    {"Q4_K", kU4M, kSub4, 256, 144, 16, 0, 0, 2, 4, 256, 256},
+    {"Q5_K", kU5M, kSub4, 256, 176, 48, 16, 0, 2, 4, 256, 256},
+    {"Q6_K", kU6, kSub6, 256, 210, 0, 128, 208, -1, 192, 256, 288},
+    {"Q2_K", kU2M, kSub2, 256, 84, 16, 0, 80, 82, 0, 256, 320},
+    {"Q3_K", kU3, kSub3, 256, 110, 32, 0, 108, -1, 96, 256, 224},
+    {"IQ4_NL", kNl4, kHalf, 32, 18, 2, 0, 0, -1, -1, 32, 32},
+    {"IQ4_XS", kNl4, kSubXs, 256, 136, 8, 0, 0, -1, 2, 256, 128},
+    {"MXFP4", kFp4, kE8m0, 32, 17, 1, 0, 0, -1, -1, 32, 16},
+    {"NVFP4", kFp4x2, kE4m3, 64, 36, 4, 0, 0, -1, -1, 64, 64},
+    {"FP8_E4M3", kFp8, kFloat, 128, 132, 4, 0, 0, -1, -1, 128, 64},
+    {"I4_32", kU4, kBfloat, 32, 18, 2, 0, 0, -1, -1, 32, 32},
+    {"I4_64", kU4, kBfloat, 64, 34, 2, 0, 0, -1, -1, 64, 32},
+    {"I4_128", kU4, kBfloat, 128, 66, 2, 0, 0, -1, -1, 128, 32},
+    {"I4_32_F16", kU4, kHalf, 32, 18, 2, 0, 0, -1, -1, 32, 32},
+    {"I4_64_F16", kU4, kHalf, 64, 34, 2, 0, 0, -1, -1, 64, 32},
+    {"I4_128_F16", kU4, kHalf, 128, 66, 2, 0, 0, -1, -1, 128, 32},
+    {"U4_32", kU4M, kBfloatZero, 32, 20, 4, 0, 0, 2, -1, 32, 48},
+    {"U4_64", kU4M, kBfloatZero, 64, 36, 4, 0, 0, 2, -1, 64, 48},
+    {"U4_128", kU4M, kBfloatZero, 128, 68, 4, 0, 0, 2, -1, 128, 48},
+    {"U4_32_F16", kU4M, kHalfZero, 32, 20, 4, 0, 0, 2, -1, 32, 48},
+    {"U4_64_F16", kU4M, kHalfZero, 64, 36, 4, 0, 0, 2, -1, 64, 48},
+    {"U4_128_F16", kU4M, kHalfZero, 128, 68, 4, 0, 0, 2, -1, 128, 48},
 };
 
-constexpr bool is_plain(int format) { return format <= HETERO_BF16; }
+constexpr Kind kind_of(int format) { return kFormats[format].kind; }
+constexpr KindInfo kind_info(int format) { return kKindInfo[kFormats[format].kind]; }
+
+// Formats whose weights are floating-point numbers themselves: their kernels read float32 activations.
+constexpr bool is_plain(int format) { return kFormats[format].kind <= kFp8; }
+// Those without scales.
+constexpr bool is_bare(int format) { return format <= HETERO_BF16; }
+
+// Bytes of a tile's block of 16 rows x 32 k.
+constexpr int kind_bytes(Kind kind) { return 64 * (kKindInfo[kind].low + kKindInfo[kind].high); }
+constexpr int code_bytes(int format) { return kind_bytes(kFormats[format].kind); }
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -42,10 +116,10 @@ inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 inline int64_t raw_row_bytes(int format, int64_t k) {
-    return k / kFormats[format].block_k * kFormats[format].raw_bytes;
+    return ceil_div(k, kFormats[format].block_k) * kFormats[format].raw_bytes;
 }
 
-inline int64_t scale_offset(int format, int64_t k) { return ceil_div(k, kBlock) * kFormats[format].code_bytes; }
+inline int64_t scale_offset(int format, int64_t k) { return ceil_div(k, kBlock) * code_bytes(format); }
 
 inline int64_t tile_bytes(int format, int64_t k) {
     const FormatInfo &f = kFormats[format];

@@ -44,10 +44,10 @@ template <int F> HETERO_INLINE __m512 code_number(__m512i line, int t, __m512 lo
 
 // Blocks of a quantised tile as bf16 weights: lines of 16 rows x 2 k.
 template <int F> void decode_bf16(const uint8_t *codes, const ScalePanel &scales, int64_t count, uint8_t *panel) {
-    constexpr int zero = F == HETERO_Q8_0 ? 128 : has_minimum(F) ? 0 : zero_point(F);  // codes come out unsigned
+    constexpr int zero = F == HETERO_Q8_0 ? 128 : has_minimum(F) ? 0 : kind_info(F).zero;  // codes come out unsigned
     const __m512 steps = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 low = _mm512_sub_ps(steps, _mm512_set1_ps(zero)), high = _mm512_add_ps(low, _mm512_set1_ps(16));
-    for (int64_t i = 0; i < count; i++, codes += kFormats[F].code_bytes)
+    for (int64_t i = 0; i < count; i++, codes += code_bytes(F))
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++, panel += 128) {
             __m512i line = code_line_512<F>(codes, j);
@@ -134,7 +134,7 @@ void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, i
     alignas(64) uint8_t panel[plain ? 64 : kTileChunk * kTileBytes];
     for (int64_t at = 0; at < blocks; at += step) {
         const int64_t count = min64(step, blocks - at);
-        const uint8_t *codes = tile + at * kFormats[F].code_bytes;
+        const uint8_t *codes = tile + at * code_bytes(F);
         if constexpr (!plain) {
             ScalePanel scales;
             decode_scales<F>(tile + scale_offset(F, k), at, count, &scales);

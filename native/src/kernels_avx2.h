@@ -78,7 +78,7 @@ HETERO_INLINE void scale_sums(const __m256i (*sum)[2], const float *scale, const
         if (F == HETERO_Q4_0) zero = _mm256_set1_epi32(rows.s8[t][b]);
         if (F == HETERO_Q5_0) zero = _mm256_slli_epi32(_mm256_set1_epi32(rows.s8[t][b]), 1);
         for (int h = 0; h < 2; h++) {
-            const __m256i whole = zero_point(F) && !is_signed<F>() ? _mm256_sub_epi32(sum[t][h], zero) : sum[t][h];
+            const __m256i whole = kind_info(F).zero && !is_signed<F>() ? _mm256_sub_epi32(sum[t][h], zero) : sum[t][h];
             acc[t][h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(_mm256_load_ps(scale + 8 * h), d),
                                         acc[t][h]);
         }
@@ -132,10 +132,10 @@ template <int F, bool Panel>
 HETERO_INLINE void prefetch(const uint8_t *tile, int64_t b, int64_t blocks, int64_t size) {
     constexpr FormatInfo f = kFormats[F];
     const int64_t ahead = b + (Panel ? blocks : prefetch_blocks<F>());
-    const uint8_t *codes = ahead < blocks ? tile + ahead * f.code_bytes : tile + size + (ahead - blocks) * f.code_bytes;
-    for (int i = 0; i < f.code_bytes; i += 64)
+    const uint8_t *codes = ahead < blocks ? tile + ahead * code_bytes(F) : tile + size + (ahead - blocks) * code_bytes(F);
+    for (int i = 0; i < code_bytes(F); i += 64)
         _mm_prefetch(reinterpret_cast<const char *>(codes + i), Panel ? _MM_HINT_T1 : _MM_HINT_T0);
-    const int64_t scale = blocks * f.code_bytes + b * f.scale_bytes * kBlock / f.scale_k;
+    const int64_t scale = blocks * code_bytes(F) + b * f.scale_bytes * kBlock / f.scale_k;
     _mm_prefetch(reinterpret_cast<const char *>(tile + size + scale), _MM_HINT_T0);
 }
 
@@ -144,7 +144,7 @@ template <int F, int T, bool Panel>
 __attribute__((noinline)) void add_chunk(const uint8_t *codes, const ScalePanel &scales, int64_t first_block,
                                          int64_t count, const Acts &acts, int64_t first, float *out,
                                          int64_t out_stride, const uint8_t *tile, int64_t blocks, int64_t size) {
-    constexpr int64_t block_bytes = Panel ? 512 : kFormats[F].code_bytes;
+    constexpr int64_t block_bytes = Panel ? 512 : code_bytes(F);
     const TokenRows<T> rows(acts, first);
     __m256 acc[T][2];
     for (int t = 0; t < T; t++)
@@ -159,7 +159,7 @@ __attribute__((noinline)) void add_chunk(const uint8_t *codes, const ScalePanel 
 }
 
 template <int F> void decode_panel(const uint8_t *codes, int64_t count, uint8_t *panel) {
-    for (int64_t i = 0; i < count; i++, codes += kFormats[F].code_bytes, panel += 512)
+    for (int64_t i = 0; i < count; i++, codes += code_bytes(F), panel += 512)
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++)
             for (int h = 0; h < 2; h++)
@@ -189,7 +189,7 @@ void tile_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, 
     ScalePanel scales;
     for (int64_t b = 0; b < blocks; b += kChunkBlocks) {
         const int64_t count = min64(kChunkBlocks, blocks - b);
-        const uint8_t *codes = tile + b * kFormats[F].code_bytes;
+        const uint8_t *codes = tile + b * code_bytes(F);
         decode_scales<F>(tile + scale_offset(F, k), b, count, &scales);
         if (n < kPanelTokens) {
             add_tokens<F, false>(codes, scales, b, count, acts, first, n, out, out_stride, tile, blocks, size);

@@ -120,7 +120,7 @@ struct Chunk512 {
 template <int F, int T, bool Panel>
 __attribute__((noinline)) void add_chunk_512(const Chunk512 &chunk, const Acts &acts, int64_t first, float *out,
                                              int64_t out_stride) {
-    constexpr int64_t block_bytes = Panel ? 512 : kFormats[F].code_bytes;
+    constexpr int64_t block_bytes = Panel ? 512 : code_bytes(F);
     const ChunkTokens<F, T> tokens(acts, first, chunk.first_block, chunk.count);
     const ScalePanel &scales = *chunk.scales;
     __m512 acc[T];
@@ -160,14 +160,14 @@ void tile_avx512(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first
     ScalePanel scales;
     for (int64_t b = 0; b < blocks; b += kChunkBlocks) {
         const int64_t count = min64(kChunkBlocks, blocks - b);
-        const uint8_t *codes = tile + b * kFormats[F].code_bytes;
+        const uint8_t *codes = tile + b * code_bytes(F);
         Chunk512 chunk = {codes, &scales, b, count, tile, blocks, size};
         decode_scales<F>(tile + scale_offset(F, k), b, count, &scales);
         if (n < kPanelTokens512 || !has_panel_512<F>()) {
             add_tokens_512<F, false>(chunk, acts, first, n, out, out_stride);
             continue;
         }
-        for (int64_t i = 0; i < count; i++, codes += kFormats[F].code_bytes)
+        for (int64_t i = 0; i < count; i++, codes += code_bytes(F))
 #pragma GCC unroll 8
             for (int j = 0; j < 8; j++)
                 _mm512_store_si512(panel + (has_panel_512<F>() ? 512 * i + 64 * j : 0), code_line_512<F>(codes, j));

@@ -4,74 +4,70 @@
 
 namespace {
 
-// Scales of one block of 32 k in float32: rows of d_w for each half group, and of the minimum (sign included).
+constexpr bool has_minimum(int format) { return kind_info(format).minimum; }
+
+// Scales of one block of 32 k in float32: rows of d_w for each half group, and of the minima (sign included).
 struct BlockScales {
     float d[2][kRows];
-    float m[kRows];
+    float m[2][kRows];
 };
 
-constexpr bool has_minimum(int format) {
-    return format == HETERO_Q4_1 || format == HETERO_Q5_1 || format == HETERO_Q4_K || format == HETERO_Q5_K;
-}
-
-template <int F> void block_scales(const uint8_t *scales, int64_t block, BlockScales *out) {
+// Those of all blocks of one entry of the scale stream, through the very functions that read a raw block.
+template <int F> void entry_scales(const uint8_t *entry, BlockScales *out) {
     constexpr FormatInfo f = kFormats[F];
-    const uint8_t *entry = scales + (block / (f.scale_k / kBlock)) * f.scale_bytes;
-    const int g = int(block % (f.scale_k / kBlock));
+    constexpr bool zero_point = f.scales == kHalfZero || f.scales == kBfloatZero;
+    uint8_t raw[f.raw_bytes];
     for (int r = 0; r < kRows; r++) {
-        const float d = half_to_float(load16(entry + 2 * r));
-        out->d[0][r] = out->d[1][r] = d;
-        if (has_minimum(F)) out->m[r] = half_to_float(load16(entry + 32 + 2 * r));
-        if (F == HETERO_Q4_K || F == HETERO_Q5_K) {
-            const int lo = entry[kSubLow + 16 * g + r], hi = entry[kSubHigh + 16 * (g >> 1) + r] >> 4 * (g & 1);
-            out->d[0][r] = out->d[1][r] = d * float((lo & 15) | (hi & 3) << 4);
-            out->m[r] = -(out->m[r] * float(lo >> 4 | (hi & 12) << 2));
+        unpack_scales<F>(raw, entry, r);
+        for (int g = 0; g < f.scale_k / kBlock; g++) {
+            const RowScales s = row_scales<F>(raw, g);
+            for (int h = 0; h < 2; h++) {
+                out[g].d[h][r] = s.d[h];
+                out[g].m[h][r] = zero_point ? -(s.m[h] * s.d[h]) : s.m[h];
+            }
         }
-        if (F == HETERO_Q6_K)
-            for (int h = 0; h < 2; h++) out->d[h][r] = d * float(int8_t(entry[32 + 16 * (2 * g + h) + r]));
     }
 }
 
 typedef float Quad __attribute__((vector_size(16)));  // four k of one row: what every vector unit has
 
-// The block's codes in the order they lie in: 8 lines of 16 rows x 4 k.
-template <int F> void block_codes(const uint8_t *block, uint8_t *codes) {
-    if (F == HETERO_Q8_0) {
-        memcpy(codes, block, 512);
-        return;
-    }
-    for (int i = 0; i < 256; i++) {
-        codes[i] = block[i] & 15;
-        codes[256 + i] = block[i] >> 4;
-    }
-    if (high_mask<F>() == 1)
-        for (int i = 0; i < 64; i++)
-            for (int bit = 0; bit < 8; bit++) codes[8 * i + bit] |= uint8_t((block[256 + i] >> bit & 1) << 4);
-    if (high_mask<F>() == 3)
+// The block's codes in the order they lie in: 8 lines of 16 rows x 4 k. A plane of `bits` bits is put `shift` bits up.
+inline void add_plane(const uint8_t *plane, int bits, int shift, uint8_t *codes) {
+    if (bits == 8) memcpy(codes, plane, 512);
+    if (bits == 4)
+        for (int i = 0; i < 256; i++) {
+            codes[i] = plane[i] & 15;
+            codes[256 + i] = plane[i] >> 4;
+        }
+    if (bits == 2)
         for (int field = 0; field < 4; field++)
             for (int i = 0; i < 64; i++) {
-                codes[64 * field + i] |= uint8_t((block[256 + i] >> 2 * field & 3) << 4);
-                codes[256 + 64 * field + i] |= uint8_t((block[320 + i] >> 2 * field & 3) << 4);
+                codes[64 * field + i] |= uint8_t((plane[i] >> 2 * field & 3) << shift);
+                codes[256 + 64 * field + i] |= uint8_t((plane[64 + i] >> 2 * field & 3) << shift);
             }
+    if (bits == 1)
+        for (int i = 0; i < 64; i++)
+            for (int bit = 0; bit < 8; bit++) codes[8 * i + bit] |= uint8_t((plane[i] >> bit & 1) << shift);
 }
 
 // The codes as numbers, zero point applied: w[line][row] holds four k.
-template <int F> void block_weights(const uint8_t *block, Quad (*w)[kRows]) {
-    uint8_t codes[512];
+template <Kind K> void block_weights(const uint8_t *block, Quad (*w)[kRows]) {
+    constexpr KindInfo kind = kKindInfo[K];
+    uint8_t codes[512] = {};
     float numbers[512];
-    block_codes<F>(block, codes);
-    for (int i = 0; i < 512; i++)
-        numbers[i] = F == HETERO_Q8_0 ? float(int8_t(codes[i])) : float(int(codes[i]) - zero_point(F));
+    add_plane(block, kind.low, 0, codes);
+    add_plane(block + 64 * kind.low, kind.high, kind.low, codes);
+    for (int i = 0; i < 512; i++) numbers[i] = code_value<K>(codes[i]);
     memcpy(w, numbers, sizeof numbers);
 }
 
 // Adds one block's contribution to a token. The sums are of integers below 2^24, so float32 computes them exactly.
-template <int F>
+template <Kind K>
 void add_generic(const Quad (*w)[kRows], const BlockScales &scales, const Acts &acts, int64_t row, int64_t b,
                  float *out) {
     const int8_t *q = acts.q + row * acts.q_stride + b * kBlock;
-    const float d = acts.d[row * acts.group_stride + b], ds = acts.ds[row * acts.group_stride + b];
-    constexpr int groups = F == HETERO_Q6_K ? 2 : 1, lines = 8 / groups;
+    const int64_t at = row * acts.group_stride + b;
+    constexpr int groups = kKindInfo[K].groups, lines = 8 / groups;
     for (int h = 0; h < groups; h++) {
         Quad sum[kRows] = {};
         for (int j = h * lines; j < (h + 1) * lines; j++) {
@@ -79,28 +75,51 @@ void add_generic(const Quad (*w)[kRows], const BlockScales &scales, const Acts &
             for (int r = 0; r < kRows; r++) sum[r] += w[j][r] * a;
         }
         for (int r = 0; r < kRows; r++)
-            out[r] += ((sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3])) * (scales.d[h][r] * d);
+            out[r] += ((sum[r][0] + sum[r][1]) + (sum[r][2] + sum[r][3])) * (scales.d[h][r] * acts.d[at]);
     }
-    if (has_minimum(F))
-        for (int r = 0; r < kRows; r++) out[r] += scales.m[r] * ds;
+    if (!kKindInfo[K].minimum) return;
+    for (int h = 0; h < groups; h++) {
+        const float ds = groups == 1 ? acts.ds[at] : half_ds(acts, at, h);
+        for (int r = 0; r < kRows; r++) out[r] += scales.m[h][r] * ds;
+    }
 }
 
 template <int F>
 void tile_quantised(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                     int64_t out_stride) {
-    const uint8_t *scales = tile + scale_offset(F, k);
+    constexpr FormatInfo f = kFormats[F];
+    constexpr int64_t blocks = f.scale_k / kBlock;
+    const uint8_t *entry = tile + scale_offset(F, k);
     for (int64_t i = 0; i < n; i++) memset(out + i * out_stride, 0, kRows * sizeof(float));
-    for (int64_t b = 0; b < k / kBlock; b++) {
-        Quad w[8][kRows];
-        BlockScales s;
-        block_weights<F>(tile + b * kFormats[F].code_bytes, w);
-        block_scales<F>(scales, b, &s);
-        for (int64_t i = 0; i < n; i++) add_generic<F>(w, s, acts, acts.row(first + i), b, out + i * out_stride);
+    for (int64_t b = 0; b < k / kBlock; b += blocks, entry += f.scale_bytes) {
+        BlockScales s[blocks];
+        entry_scales<F>(entry, s);
+        for (int64_t g = 0; g < blocks; g++, tile += code_bytes(F)) {
+            Quad w[8][kRows];
+            block_weights<f.kind>(tile, w);
+            for (int64_t i = 0; i < n; i++)
+                add_generic<f.kind>(w, s[g], acts, acts.row(first + i), b + g, out + i * out_stride);
+        }
     }
 }
 
-// One block of 32 k (or fewer at the end) as float32: w[k][row].
-template <int F> void plain_weights(const uint8_t *block, float (*w)[kRows]) {
+// e4m3 as fp16 is too small by 2^8, which goes into the scale. Codes for NaN are refused when weights are checked.
+inline uint16_t e4m3_as_half(uint8_t v) { return uint16_t((v & 0x80) << 8 | (v & 0x7f) << 7); }
+
+inline void fp8_weights(const uint8_t *block, const uint8_t *scales, float (*w)[kRows]) {
+    float numbers[512];
+    for (int i = 0; i < 512; i++) numbers[i] = half_to_float(e4m3_as_half(block[i]));
+    for (int r = 0; r < kRows; r++) {
+        const float d = 256.f * load_float(scales + 4 * r);
+        for (int k = 0; k < kBlock; k++) w[k][r] = numbers[64 * (k >> 2) + column_of(kFp8, r, k)] * d;
+    }
+}
+
+// Block b of 32 k (or fewer at the end) of a tile as float32: w[k][row].
+template <int F> void plain_weights(const uint8_t *tile, int64_t k, int64_t b, float (*w)[kRows]) {
+    const uint8_t *block = tile + b * code_bytes(F);
+    if (F == HETERO_FP8_E4M3)
+        return fp8_weights(block, tile + scale_offset(F, k) + b / 4 * kFormats[F].scale_bytes, w);
     if (F == HETERO_F32) {
         memcpy(w, block, 2048);
         return;
@@ -110,8 +129,8 @@ template <int F> void plain_weights(const uint8_t *block, float (*w)[kRows]) {
     memcpy(stored, block, sizeof stored);
     for (int i = 0; i < 512; i++)
         numbers[i] = F == HETERO_F16 ? half_to_float(stored[i]) : bf16_to_float(stored[i]);
-    for (int k = 0; k < kBlock; k++)
-        for (int r = 0; r < kRows; r++) w[k][r] = numbers[32 * (k >> 1) + 2 * r + (k & 1)];
+    for (int i = 0; i < kBlock; i++)
+        for (int r = 0; r < kRows; r++) w[i][r] = numbers[32 * (i >> 1) + 2 * r + (i & 1)];
 }
 
 // out[row] += sum over k of w[k][row] * x[k], in K order, with the 16 sums in registers.
@@ -133,13 +152,18 @@ template <int F>
 void tile_plain(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                 int64_t out_stride) {
     for (int64_t i = 0; i < n; i++) memset(out + i * out_stride, 0, kRows * sizeof(float));
-    for (int64_t b = 0; b < k; b += kBlock, tile += kFormats[F].code_bytes) {
+    for (int64_t b = 0; b < k; b += kBlock) {
         float w[kBlock][kRows];
         const int length = int(min64(kBlock, k - b));
-        plain_weights<F>(tile, w);
+        plain_weights<F>(tile, k, b / kBlock, w);
         for (int64_t i = 0; i < n; i++)
             add_plain(w, acts.x + acts.row(first + i) * acts.x_stride + b, length, out + i * out_stride);
     }
+}
+
+template <int F> constexpr TileKernel generic_kernel() {
+    if constexpr (is_plain(F)) return tile_plain<F>;
+    else return tile_quantised<F>;
 }
 
 }  // namespace

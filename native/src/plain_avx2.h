@@ -82,7 +82,7 @@ void plain_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first,
     alignas(64) float decoded[kPlainChunk * kRows];
     for (int64_t b = 0; b < k; b += kPlainChunk) {
         const int64_t count = min64(kPlainChunk, k - b);
-        const uint8_t *from = tile + b / kBlock * kFormats[F].code_bytes;
+        const uint8_t *from = tile + b / kBlock * code_bytes(F);
         if (F != HETERO_F32) widen_lines<F>(from, (count + 1) / 2, decoded);
         const float *panel = F == HETERO_F32 ? reinterpret_cast<const float *>(from) : decoded;
         int64_t t = 0;

@@ -97,7 +97,7 @@ inline void quantize_q4_0(const float *x, uint8_t *block) {
     set_raw_codes<HETERO_Q4_0>(block, 0, unsigned_codes);
 }
 
-inline bool can_quantize(int format) { return is_plain(format) || format == HETERO_Q8_0 || format == HETERO_Q4_0; }
+inline bool can_quantize(int format) { return is_bare(format) || format == HETERO_Q8_0 || format == HETERO_Q4_0; }
 
 inline void quantize_rows(int format, const float *x, uint8_t *rows, int64_t count) {
     const FormatInfo &f = kFormats[format];

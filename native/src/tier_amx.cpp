@@ -4,11 +4,12 @@
 
 namespace {
 const char *const kTierName = "amx";
-const TileKernel kTileKernels[HETERO_FORMATS] = {
-    plain_avx512<HETERO_F32>, plain_avx512<HETERO_F16>, tile_amx<HETERO_BF16>, tile_amx<HETERO_Q8_0>,
-    tile_amx<HETERO_Q4_0>,    tile_amx<HETERO_Q4_1>,    tile_amx<HETERO_Q5_0>, tile_amx<HETERO_Q5_1>,
-    tile_amx<HETERO_Q4_K>,    tile_amx<HETERO_Q5_K>,    tile_amx<HETERO_Q6_K>,
-};
+template <int F> constexpr TileKernel tile_kernel() {
+    if constexpr (F > HETERO_Q6_K) return generic_kernel<F>();
+    else if constexpr (F == HETERO_F32 || F == HETERO_F16) return plain_avx512<F>;
+    else return tile_amx<F>;
+}
+const TileTable kTileKernels = tile_table();
 }  // namespace
 
 #include "cpu.h"

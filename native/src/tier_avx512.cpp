@@ -3,11 +3,12 @@
 
 namespace {
 const char *const kTierName = "avx512";
-const TileKernel kTileKernels[HETERO_FORMATS] = {
-    plain_avx512<HETERO_F32>, plain_avx512<HETERO_F16>, plain_avx512<HETERO_BF16>, tile_avx512<HETERO_Q8_0>,
-    tile_avx512<HETERO_Q4_0>, tile_avx512<HETERO_Q4_1>, tile_avx512<HETERO_Q5_0>,  tile_avx512<HETERO_Q5_1>,
-    tile_avx512<HETERO_Q4_K>, tile_avx512<HETERO_Q5_K>, tile_avx512<HETERO_Q6_K>,
-};
+template <int F> constexpr TileKernel tile_kernel() {
+    if constexpr (F > HETERO_Q6_K) return generic_kernel<F>();
+    else if constexpr (is_plain(F)) return plain_avx512<F>;
+    else return tile_avx512<F>;
+}
+const TileTable kTileKernels = tile_table();
 }  // namespace
 
 #include "cpu.h"

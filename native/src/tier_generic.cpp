@@ -3,11 +3,8 @@
 
 namespace {
 const char *const kTierName = "generic";
-const TileKernel kTileKernels[HETERO_FORMATS] = {
-    tile_plain<HETERO_F32>,      tile_plain<HETERO_F16>,      tile_plain<HETERO_BF16>,     tile_quantised<HETERO_Q8_0>,
-    tile_quantised<HETERO_Q4_0>, tile_quantised<HETERO_Q4_1>, tile_quantised<HETERO_Q5_0>, tile_quantised<HETERO_Q5_1>,
-    tile_quantised<HETERO_Q4_K>, tile_quantised<HETERO_Q5_K>, tile_quantised<HETERO_Q6_K>,
-};
+template <int F> constexpr TileKernel tile_kernel() { return generic_kernel<F>(); }
+const TileTable kTileKernels = tile_table();
 }  // namespace
 
 #include "cpu.h"

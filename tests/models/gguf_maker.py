@@ -21,6 +21,12 @@ SCALES = {
     "Q4_K": (144, 256, (0, 2)),
     "Q5_K": (176, 256, (0, 2)),
     "Q6_K": (210, 256, (208,)),
+    "Q2_K": (84, 256, (80, 82)),
+    "Q3_K": (110, 256, (108,)),
+    "IQ4_NL": (18, 32, (0,)),
+    "IQ4_XS": (136, 256, (0,)),
+    "MXFP4": (17, 32, ()),
+    "NVFP4": (36, 64, ()),
 }
 """Bytes of a block, weights in it, and where its fp16 scales are."""
 ALL_FORMATS = ("F32", "F16", "BF16", *SCALES)
@@ -61,6 +67,8 @@ def random_rows(rng: np.random.Generator, format: str, n: int, k: int) -> U8:
     for at in scales:
         values = rng.uniform(0.001, 0.02, len(blocks)).astype(np.float16)
         blocks[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
+    if format == "MXFP4":
+        blocks[:, 0] = rng.integers(116, 122, len(blocks))
     return blocks.reshape(n, -1)
 
 

@@ -56,7 +56,7 @@ def emulated_product(cpu, function, matrix, x, scratch_bytes=None):
 @pytest.mark.skipif("avx2" not in USABLE, reason="NOT TESTED: nothing to compare with on a CPU without AVX2")
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_the_avx512_object_gives_the_bits_of_avx2_on_an_emulated_cpu(cpu, tile_function, fmt):
-    k = 256 if FORMATS[fmt].quantised else 75
+    k = 256 if not FORMATS[fmt].plain else 75
     kernels = Kernels("avx2")
     matrix = packed(kernels, fmt, raw_rows(fmt, 16, k), 16, k)
     x = normal(np.random.default_rng(12), 15, k)
@@ -79,7 +79,7 @@ def test_scratch_that_is_too_short_is_refused(cpu, tile_function):
 @pytest.mark.skipif(library_path("amx") is None, reason="NOT TESTED: no amx kernels were built")
 @pytest.mark.parametrize("fmt", TILED)
 def test_the_amx_object_is_within_rounding_of_float64_on_an_emulated_cpu(cpu, fmt):
-    k = 256 if FORMATS[fmt].quantised else 75
+    k = 256 if not FORMATS[fmt].plain else 75
     rows, x = raw_rows(fmt, 16, k), normal(np.random.default_rng(13), 37, k)
     matrix, weights = packed(Kernels("generic"), fmt, rows, 16, k), dequantized(fmt, rows, 16, k).astype(np.float64)
     before = cpu.tile_instructions

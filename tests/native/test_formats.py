@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.native import FORMATS, Kernels, PackedMatrix, expert_bytes, packed_bytes, row_bytes
-from tests.native.weights import USABLE, dequantized, normal, packed, raw_rows
+from tests.native.weights import HALVES, USABLE, dequantized, normal, packed, raw_rows, with_scales
 
 SHAPES = [(16, 256), (40, 512), (7, 256), (1, 1024)]
 
@@ -22,12 +22,14 @@ def kernels(request):
 def test_unpack_gives_back_the_bits_that_were_packed(kernels, fmt, shape):
     n, k = shape
     rows = np.random.default_rng(1).integers(0, 256, (n, row_bytes(fmt, k)), dtype=np.uint8)
+    if fmt.startswith("U4"):
+        rows.reshape(n, -1, FORMATS[fmt].block_bytes)[..., 3] = 0
     tiles = kernels.pack(fmt, rows, n, k)
     assert tiles.size == packed_bytes(fmt, n, k)
     assert np.array_equal(kernels.unpack(fmt, tiles, n, k), rows)
 
 
-@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16", "FP8_E4M3"])
 def test_plain_rows_of_any_length_survive_packing(kernels, fmt):
     for k in (1, 31, 33, 100):
         rows = raw_rows(fmt, 5, k)
@@ -100,23 +102,34 @@ def test_q8_0_is_within_a_step_of_every_value(kernels, scale):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt != "NVFP4"])  # every ue4m3 scale is a number
 def test_the_first_block_with_a_bad_scale_is_found(kernels, fmt, bad):
     k, info = 512, FORMATS[fmt]
     rows = raw_rows(fmt, 6, k)
     assert kernels.check_scales(fmt, rows, 6, k) == -1
     blocks = rows.reshape(6, k // info.block_k, info.block_bytes)
-    offset = 208 if fmt == "Q6_K" else 0
-    kind = {"F32": np.float32, "BF16": np.uint16}.get(fmt, np.float16)
-    value = np.array([bad], np.float32).view(np.uint16)[1:] if fmt == "BF16" else np.array([bad]).astype(kind)
-    blocks[4, 1, offset : offset + value.nbytes] = value.view(np.uint8)
+    if fmt == "MXFP4":
+        blocks[4, 1, 0] = 255
+    elif not info.quantised:
+        kind = {"F32": np.float32, "BF16": np.uint16}.get(fmt, np.float16)
+        value = np.array([bad], np.float32).view(np.uint16)[1:] if fmt == "BF16" else np.array([bad]).astype(kind)
+        blocks[4, 1, : value.nbytes] = value.view(np.uint8)
+    else:
+        with_scales(fmt, blocks[4:5, 1:2], np.full((1, 1, 1), bad, np.float32))
     assert kernels.check_scales(fmt, rows, 6, k) == 4 * (k // info.block_k) + 1
 
 
-@pytest.mark.parametrize("fmt", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
+def test_an_fp8_code_that_is_no_number_is_found(kernels):
+    rows = raw_rows("FP8_E4M3", 3, 200)
+    assert kernels.check_scales("FP8_E4M3", rows, 3, 200) == -1
+    rows[2, 132 + 4 + 71] = 0xFF
+    assert kernels.check_scales("FP8_E4M3", rows, 3, 200) == 5
+
+
+@pytest.mark.parametrize("fmt", ["Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K"])
 def test_a_bad_minimum_is_found(kernels, fmt):
-    rows = raw_rows(fmt, 1, 256)
-    rows[0, 2:4] = np.array([np.nan], np.float16).view(np.uint8)
+    rows, at = raw_rows(fmt, 1, 256), HALVES[fmt][1]
+    rows[0, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     assert kernels.check_scales(fmt, rows, 1, 256) == 0
 
 
@@ -148,8 +161,13 @@ def test_sizes_follow_the_formats():
     assert FORMATS["Q4_K"].bits_per_weight == 4.5
     with pytest.raises(ValueError, match="256"):
         row_bytes("Q6_K", 128)
-    with pytest.raises(ValueError, match="unknown weight format IQ4_NL"):
-        row_bytes("IQ4_NL", 128)
+    with pytest.raises(ValueError, match="unknown weight format IQ2_S"):
+        row_bytes("IQ2_S", 256)
+    assert row_bytes("FP8_E4M3", 130) == 2 * 132
+    # as in the files that have them; groups of integers are 4 bits, a 16-bit scale and a byte of zero point
+    bits = {"Q2_K": 2.625, "Q3_K": 3.4375, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25, "NVFP4": 4.5, "FP8_E4M3": 8.25}
+    for fmt, expected in {**bits, "I4_32": 4.5, "I4_128_F16": 4.125, "U4_64": 4.375}.items():
+        assert FORMATS[fmt].bits_per_weight == expected
 
 
 def test_wrong_lengths_and_types_are_refused(kernels):

@@ -4,14 +4,24 @@ import numpy as np
 import pytest
 
 from hetero.native import FORMATS, Kernels, PackedMatrix, Pool
-from tests.native.weights import USABLE, as_read, cpus, dequantized, normal, packed, raw_rows
+from tests.native.weights import (
+    USABLE,
+    WITH_MINIMUM,
+    as_read,
+    cpus,
+    dequantized,
+    normal,
+    packed,
+    raw_rows,
+    with_scales,
+)
 
 TOKENS = (0, 1, 2, 3, 5, 8, 16, 17, 33, 64, 129)
 SHAPES = {fmt: [(16, 256), (40, 512), (7, 2304)] for fmt in FORMATS}
-for _fmt in FORMATS:
-    if FORMATS[_fmt].block_k < 256:
-        SHAPES[_fmt] += [(16, 32), (40, 96)]
-    if FORMATS[_fmt].block_k == 1:
+for _fmt, _info in FORMATS.items():
+    if _info.block_k < 256:
+        SHAPES[_fmt] += [(16, _info.block_k), (40, 3 * _info.block_k)]
+    if _info.plain:
         SHAPES[_fmt] += [(9, 1), (33, 301)]
 
 
@@ -37,7 +47,7 @@ def test_products_are_within_rounding_of_float64_for_every_shape(kernels, pool, 
     for n, k in SHAPES[fmt]:
         rows = raw_rows(fmt, n, k, n + k)
         weights, matrix = dequantized(fmt, rows, n, k).astype(np.float64), packed(kernels, fmt, rows, n, k)
-        steps = 4 * k / 32 if FORMATS[fmt].quantised else k
+        steps = k if FORMATS[fmt].plain else 8 * k / 32
         x = normal(np.random.default_rng(k), max(TOKENS), k)
         for tokens in TOKENS:
             read = as_read(fmt, x[:tokens])
@@ -47,9 +57,10 @@ def test_products_are_within_rounding_of_float64_for_every_shape(kernels, pool, 
 
 def _magnitude(fmt, rows, n, k, weights):
     """|w|, or where code and minimum may cancel, an upper bound of the parts' magnitudes."""
-    if fmt not in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+    if fmt not in WITH_MINIMUM:
         return np.abs(weights)
-    return np.broadcast_to(2 * np.abs(weights).reshape(n, -1, 32).max(-1).repeat(32, axis=-1), (n, k))
+    group = 16 if fmt == "Q2_K" else 32
+    return np.broadcast_to(2 * np.abs(weights).reshape(n, -1, group).max(-1).repeat(group, axis=-1), (n, k))
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -72,10 +83,13 @@ def test_extreme_codes_do_not_overflow(kernels, pool, fmt):
     info = FORMATS[fmt]
     for fill in (0x00, 0x80, 0xFF, 0x7F):
         rows = np.full((16, k // info.block_k, info.block_bytes), fill, np.uint8)
-        if not info.quantised:
+        if info.plain:
             continue
-        for offset in {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(fmt, (0,)):
-            rows[:, :, offset : offset + 2] = np.array([0.5], np.float16).view(np.uint8)
+        with_scales(fmt, rows, np.full((2, *rows.shape[:2]), 0.5, np.float32))
+        if fmt == "MXFP4":
+            rows[..., 0] = 127
+        if fmt.startswith("U4"):
+            rows[..., 2:4] = (15, 0)
         raw = rows.reshape(16, -1)
         weights, matrix = dequantized(fmt, raw, 16, k).astype(np.float64), packed(kernels, fmt, raw, 16, k)
         x = np.concatenate([np.full((9, k), 3.0), np.full((9, k), -3.0)]).astype(np.float32)
@@ -119,7 +133,7 @@ def test_tiers_agree(fmt):
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_avx512_gives_the_bits_of_avx2(fmt):
     libraries = [Kernels("avx2"), Kernels("avx512")]
-    for n, k in ((48, 768), (40, 2304)) if FORMATS[fmt].quantised else ((33, 301), (9, 1)):
+    for n, k in ((48, 768), (40, 2304)) if not FORMATS[fmt].plain else ((33, 301), (9, 1)):
         rows, x = raw_rows(fmt, n, k), normal(np.random.default_rng(11), 140, k)
         for tokens in (1, 2, 3, 4, 5, 7, 8, 9, 15, 17, 140):
             results = []

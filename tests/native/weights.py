@@ -8,11 +8,28 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from hetero.native import FORMATS, ExpertBank, Kernels, PackedMatrix, allocate, cpu_tiers, down_offset, expert_bytes
+from hetero.native import (
+    FORMATS,
+    ExpertBank,
+    Kernels,
+    PackedMatrix,
+    allocate,
+    cpu_tiers,
+    down_offset,
+    expert_bytes,
+    row_bytes,
+)
 
 USABLE = [status.name for status in cpu_tiers() if status.usable]
-SCALE_OFFSETS = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)},
+    **dict.fromkeys(("MXFP4", "NVFP4", "FP8_E4M3"), ()),
+}
+"""Where a format has fp16 or bf16 scales, other than at 0."""
+WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K", *(fmt for fmt in FORMATS if fmt.startswith("U4")))
 Array = npt.NDArray[Any]
 
 
@@ -30,11 +47,29 @@ def raw_rows(fmt: str, n: int, k: int, seed: int = 0) -> Array:
         return np.ascontiguousarray((normal(rng, n, k).view(np.uint32) >> 16).astype(np.uint16)).view(np.uint8)
     if not info.quantised:
         return normal(rng, n, k).astype(np.float32 if fmt == "F32" else np.float16).view(np.uint8)
-    rows = rng.integers(0, 256, (n, k // info.block_k, info.block_bytes), dtype=np.uint8)
-    for offset in SCALE_OFFSETS.get(fmt, (0,)):
-        scales = rng.uniform(-0.02, 0.02, rows.shape[:2]).astype(np.float16)
-        rows[:, :, offset : offset + 2] = scales[..., None].view(np.uint8)
+    rows = rng.integers(0, 256, (n, -(-k // info.block_k), info.block_bytes), dtype=np.uint8)
+    with_scales(fmt, rows, rng.uniform(-0.02, 0.02, (2, *rows.shape[:2])).astype(np.float32))
+    if fmt == "MXFP4":
+        rows[..., 0] = rng.integers(118, 123, rows.shape[:2])
+    elif fmt == "NVFP4":
+        rows[..., :4] = rng.integers(0, 0x30, (*rows.shape[:2], 4))
+    elif fmt == "FP8_E4M3":
+        rows[..., 4:][rows[..., 4:] & 0x7F == 0x7F] = 0x7E
+        rows.reshape(n, -1)[:, row_bytes(fmt, k) - -k % 128 :] = 0
+    elif fmt.startswith("U4"):
+        rows[..., 2] = rng.integers(0, 17, rows.shape[:2])
+        rows[..., 3] = 0
     return rows.reshape(n, -1)
+
+
+def with_scales(fmt: str, rows: Array, scales: Array) -> None:
+    """Writes float32 scales [2, n, blocks] (the second: minima) into raw blocks [n, blocks, block_bytes]."""
+    bfloat = fmt[:2] in ("I4", "U4") and not fmt.endswith("_F16")
+    for offset, values in zip(HALVES.get(fmt, (0,)), scales, strict=False):
+        stored = (values.view(np.uint32) >> 16).astype(np.uint16) if bfloat else values.astype(np.float16)
+        rows[:, :, offset : offset + 2] = stored[..., None].view(np.uint8)
+    if fmt == "FP8_E4M3":
+        rows[..., :4] = np.ascontiguousarray(scales[0])[..., None].view(np.uint8)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -42,15 +77,34 @@ def normal(rng: np.random.Generator, *shape: int) -> Array:
 
 
 def dequantized(fmt: str, rows: Array, n: int, k: int) -> Array:
-    """float32 [n, k] by the gguf package."""
+    """float32 [n, k] by the gguf package; of formats that ggml has not, by their definition."""
     plain = {"F32": np.float32, "F16": np.float16}
+    if fmt == "FP8_E4M3":
+        blocks = rows.reshape(n, -1, 132)
+        scales, codes = np.ascontiguousarray(blocks[..., :4]).view(np.float32), torch.from_numpy(blocks[..., 4:].copy())
+        return (codes.view(torch.float8_e4m3fn).float().numpy() * scales).reshape(n, -1)[:, :k]
+    if fmt[:3] in ("I4_", "U4_"):
+        return _int4(fmt, rows.reshape(n, -1, FORMATS[fmt].block_bytes)).reshape(n, k)
     data = rows.view(plain[fmt]) if fmt in plain else rows
     return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[fmt]).astype(np.float32).reshape(n, k)
 
 
+def _int4(fmt: str, blocks: Array) -> Array:
+    head = 2 if fmt.startswith("I4") else 4
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.uint16)
+    if fmt.endswith("_F16"):
+        wide = scales.view(np.float16).astype(np.float32)
+    else:
+        wide = (scales.astype(np.uint32) << 16).view(np.float32)
+    zero = 8 if head == 2 else blocks[..., 2:3].astype(np.int32)
+    packed = blocks[..., head:].reshape(*blocks.shape[:2], -1, 1, 16)
+    codes = np.concatenate([packed & 15, packed >> 4], axis=3).reshape(*blocks.shape[:2], -1)
+    return ((codes.astype(np.int32) - zero).astype(np.float32) * wide).astype(np.float32)
+
+
 def as_read(fmt: str, x: Array) -> Array:
     """float64 activations as kernels of that format read them: int8 per group of 32, or unchanged."""
-    if not FORMATS[fmt].quantised:
+    if FORMATS[fmt].plain:
         return x.astype(np.float64)
     groups = x.reshape(len(x), x.shape[1] // 32, 32)
     amax = np.abs(groups).max(-1, keepdims=True)
