@@ -21,6 +21,10 @@ def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
         assert len(samples) == 3
         assert body[key]["median"] == sorted(samples)[1] > 0
     assert body["peak_rss_bytes"] > 50 << 20
+    memory = {part["part"]: part for part in body["memory"]}
+    for part in ("experts", "dense", "small", "kv cache"):
+        assert memory[part]["measured_bytes"] == pytest.approx(memory[part]["predicted_bytes"], rel=0.05)
+    assert memory["framework"]["measured_bytes"] > 50 << 20
     assert body["isa_tier"] in ("generic", "avx2", "avx512", "amx")
     assert body["threads"] >= 1
     assert body["device"] == "cpu"
