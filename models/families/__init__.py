@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hetero.machine.types import ModelError
 from hetero.models.blocks import Batch, Ops
 from hetero.models.config import ModelConfig
-from hetero.models.families import deepseek, llama, minimax_m2, mixtral, olmoe, qwen3_moe
+from hetero.models.families import deepseek, glm4_moe, llama, minimax_m2, mixtral, olmoe, qwen3_moe
 from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
 
@@ -43,7 +43,7 @@ class Family(Protocol):
     def forward(self, config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor: ...
 
 
-FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2)}
+FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, glm4_moe)}
 
 
 def family_for_gguf(arch: str, where: str) -> Family:
