@@ -124,7 +124,7 @@ def test_an_unusable_tier_is_refused_with_a_hint(machine, monkeypatch, cpu, want
 def test_a_name_that_is_no_tier_is_a_usage_error(machine, monkeypatch):
     machine(ZEN1)
     monkeypatch.setenv("HETERO_ISA", "sse9")
-    with pytest.raises(UsageError, match=r"^HETERO_ISA=sse9: no such tier, expected one of generic, avx2, avx512, amx$"):
+    with pytest.raises(UsageError, match=r"^HETERO_ISA=sse9: no such tier, expected one of generic, avx2"):
         choose_tier()
 
 
