@@ -15,21 +15,14 @@ from hetero.models.families import Family
 from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.formats import StoredTensor, n_elements, plain_to_f32, row_bytes
 from hetero.models.fused import fused_weights
-from hetero.models.matrices import Matrix, PairedHeads, Rows
+from hetero.models.joint import split_joint
+from hetero.models.matrices import Found, Matrix, PairedHeads, Rows
 from hetero.models.names import from_gguf, layer_of
 
 OTHER = "the file and its configuration do not belong together; try another upload of this model"
 MTP_PREFIX = "mtp."
 """How Qwen3-Next and DeepSeek-V4 name what others keep in layers behind the last one."""
 _GATE_UP = ".mlp.experts.gate_up.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A tensor of the model as files hold it: its shape, and one matrix or one per expert (or per run of experts)."""
-
-    shape: tuple[int, ...]
-    matrices: tuple[Matrix, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +68,7 @@ def assemble_gguf(
     unknown = [t for t in unknown if t.name not in family.SKIP_GGUF and not is_mtp(t.name, config)]
     found = _found_in_gguf(known, files)
     expected = family.expected_tensors(config, found)
+    found = split_joint(found, expected, files)
     unknown += [t.matrices[0].stored for n, t in found.items() if n not in expected]
     refuse_unused(unknown, files)
     if family.PERMUTED_QK:

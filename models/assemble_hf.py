@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hetero.machine.types import ModelError
-from hetero.models.assemble import OTHER, Found, Tensor, check, is_mtp, refuse_unused, whole
+from hetero.models.assemble import OTHER, Tensor, check, is_mtp, refuse_unused, whole
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
-from hetero.models.families.common import VISION, Expected
+from hetero.models.families.common import Expected
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.fused import fused_biases, fused_weights
+from hetero.models.joint import split_joint
+from hetero.models.matrices import Found
 from hetero.models.names import from_hf, hf_expert, hf_fused, layer_of
 from hetero.models.safetensors_file import HfDirectory
 
@@ -32,6 +34,7 @@ def assemble_hf(
     _refuse_dtypes(named, directory)
     found, experts = _found(family, named, directory)
     expected = family.expected_tensors(config, found)
+    found = split_joint(found, expected, directory.files)
     unused = [t.matrices[0].stored for n, t in found.items() if n not in expected]
     unused += [next(iter(parts.values())) for n, parts in experts.items() if n not in expected]
     refuse_unused(unused, directory.files)
@@ -42,11 +45,8 @@ def assemble_hf(
             found[name] = _stack(name, experts[name], expected[name], directory)
     tensors = check(found, expected, directory.files, where)
     notes: tuple[str, ...] = ()
-    towers = sum(1 for t in directory.tensors if re.fullmatch(VISION, t.name))
-    if towers:
-        notes += (f"{where}: {towers} tensors of the vision parts are not used: this version reads text only",)
     if "lm_head.weight" not in tensors and not config.tie_word_embeddings:
-        notes += (f"{where}: has no lm_head.weight; the embedding is used in its place",)
+        notes = (f"{where}: has no lm_head.weight; the embedding is used in its place",)
     config = replace(config, tie_word_embeddings="lm_head.weight" not in tensors)
     return config, tensors, notes, mtp
 

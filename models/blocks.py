@@ -22,6 +22,8 @@ class Batch(Protocol):
     @property
     def token_ids(self) -> torch.Tensor: ...
     @property
+    def positions(self) -> torch.Tensor: ...
+    @property
     def sample_rows(self) -> torch.Tensor: ...
 
 
@@ -58,27 +60,35 @@ class Ops(Protocol):
 Attention = Callable[[ModelConfig, int, "torch.Tensor", Ops], "torch.Tensor"]
 
 
+def project(
+    config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries [T, H, d], keys and values [T, G, d] of the normed x [T, hidden]."""
+    prefix = f"model.layers.{layer}.self_attn."
+    q, k, v = ops.linears([prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"], x)
+    heads, groups, dim = config.n_heads, config.n_kv_heads, config.head_dim
+    return q.view(-1, heads, dim), k.view(-1, groups, dim), v.view(-1, groups, dim)
+
+
 def grouped_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
     """Grouped-query attention on the normed x [T, hidden], with per-head q/k norms where the model has them."""
     prefix = f"model.layers.{layer}.self_attn."
-    q, k, v = ops.linears([prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"], x)
-    q = q.view(-1, config.n_heads, config.head_dim)
-    k = k.view(-1, config.n_kv_heads, config.head_dim)
-    v = v.view(-1, config.n_kv_heads, config.head_dim)
+    q, k, v = project(config, layer, x, ops)
     norms = (prefix + "q_norm.weight", prefix + "k_norm.weight") if config.qk_norm else None
-    out = ops.attention(layer, q, k, v, config.head_dim**-0.5, norms)
+    out = ops.attention(layer, q, k, v, config.attention_scale, norms)
     return ops.linear(prefix + "o_proj", out.flatten(1))
 
 
 def wide_norm_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
     """Grouped-query attention whose q and k are normed over all heads at once, then clipped where the model does."""
     prefix = f"model.layers.{layer}.self_attn."
-    q, k, v = ops.linears([prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"], x)
-    parts = [ops.norm(prefix + "q_norm.weight", q), ops.norm(prefix + "k_norm.weight", k), v]
+    q, k, v = project(config, layer, x, ops)
+    q = ops.norm(prefix + "q_norm.weight", q.flatten(1)).view(q.shape)
+    k = ops.norm(prefix + "k_norm.weight", k.flatten(1)).view(k.shape)
     if config.clip_qkv is not None:
-        parts = [part.clamp(-config.clip_qkv, config.clip_qkv) for part in parts]
-    q, k, v = (part.view(len(x), -1, config.head_dim) for part in parts)
-    return ops.linear(prefix + "o_proj", ops.attention(layer, q, k, v, config.head_dim**-0.5).flatten(1))
+        q, k, v = (part.clamp(-config.clip_qkv, config.clip_qkv) for part in (q, k, v))
+    out = ops.attention(layer, q, k, v, config.attention_scale)
+    return ops.linear(prefix + "o_proj", out.flatten(1))
 
 
 def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops) -> torch.Tensor:
@@ -96,19 +106,35 @@ def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> 
         return dense_mlp(prefix, x, ops)
     bias = ops.small(prefix + "gate.e_score_correction_bias") if config.moe.correction_bias else None
     ids, weights = route(ops.linear(prefix + "gate", x), config.moe, bias)
-    out = ops.experts(layer, x, ids, weights)
+    routed, weights = _weighted(x, weights) if config.moe.weighs_input else (x, weights)
+    out = ops.experts(layer, routed, ids, weights)
     if config.moe.shared_intermediate_size:
         out += dense_mlp(prefix + "shared_experts.", x, ops)
     return out
 
 
+def _weighted(x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The input of each token's one expert times its weight, and ones for the output."""
+    import torch
+
+    assert weights.shape[1] == 1
+    return x * weights, torch.ones_like(weights)
+
+
 def decoder(config: ModelConfig, batch: Batch, ops: Ops, attention: Attention) -> torch.Tensor:
     """The pre-norm residual decoder: logits float32 [sample rows, vocab]."""
-    h = ops.embed(batch.token_ids)
+    factors = config.multipliers
+    h = _times(ops.embed(batch.token_ids), factors.embedding)
     for layer in range(config.n_layers):
         prefix = f"model.layers.{layer}."
-        h = h + attention(config, layer, ops.norm(prefix + "input_layernorm.weight", h), ops)
+        x = attention(config, layer, ops.norm(prefix + "input_layernorm.weight", h), ops)
+        h = h + _times(x, factors.residual)
         if layer == config.n_layers - 1:
             h = h[batch.sample_rows]  # past the last attention only sampled rows matter
-        h = h + feed_forward(config, layer, ops.norm(prefix + "post_attention_layernorm.weight", h), ops)
-    return ops.linear("lm_head", ops.norm("model.norm.weight", h))
+        x = feed_forward(config, layer, ops.norm(prefix + "post_attention_layernorm.weight", h), ops)
+        h = h + _times(x, factors.residual)
+    return _times(ops.linear("lm_head", ops.norm("model.norm.weight", h)), factors.logits)
+
+
+def _times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x if factor == 1.0 else x * factor

@@ -49,6 +49,8 @@ class MoeConfig:
     topk_group: int = 1
     group_score: Literal["max", "top2"] = "max"
     correction_bias: bool = False
+    weighs_input: bool = False
+    """Whether an expert's input is multiplied by its weight, instead of its output (Llama 4)."""
     dense_layers: tuple[int, ...] = ()
     """Layers without routed experts besides those before `first_dense` (mlp_only_layers, decoder_sparse_step)."""
     activation: Literal["silu", "gelu_tanh", "gpt_oss"] = "silu"
@@ -102,6 +104,31 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Granite's constant factors: on the embedding, on what each block adds, on the logits, and q·k's scale."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    attention: float | None = None
+    """None: one over the root of the head's width."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedConfig:
+    """Llama 4's attention. Layers see their own run of `chunk` positions only (0: all that came before).
+
+    `global_layers` are not rotated and see all; their queries at position p are scaled by
+    1 + temperature * log(1 + floor((p + 1) / floor)), where `floor` 0 stands for no scaling.
+    """
+
+    chunk: int
+    global_layers: tuple[int, ...]
+    floor: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything a family's forward pass needs to know."""
 
@@ -125,8 +152,21 @@ class ModelConfig:
     attention_bias: bool = False
     clip_qkv: float | None = None
     """Largest absolute value of q, k and v after their norms."""
+    windows: tuple[int, ...] = ()
+    """Per layer, how many of the latest positions a token sees, itself included; 0: all. Empty: all in every layer."""
+    multipliers: Multipliers = Multipliers()
+    chunked: ChunkedConfig | None = None
     mtp_layers: int = 0
     """Multi-token prediction layers that follow the last layer in the file; they are not loaded."""
+
+    def window(self, layer: int) -> int | None:
+        """The latest positions that a token sees in `layer`, None for all."""
+        return (self.windows[layer] or None) if self.windows else None
+
+    @property
+    def attention_scale(self) -> float:
+        """The factor on q·k."""
+        return self.multipliers.attention or self.head_dim**-0.5
 
     def is_moe_layer(self, layer: int) -> bool:
         """Whether `layer` has routed experts."""

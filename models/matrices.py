@@ -41,6 +41,14 @@ class Matrix(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A tensor of the model as files hold it: its shape, and one matrix or one per expert (or per run of experts)."""
+
+    shape: tuple[int, ...]
+    matrices: tuple[Matrix, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Rows that each lie in one piece, the first at byte `offset` of the tensor and the next `step` rows further on."""
 
@@ -57,6 +65,30 @@ class Rows:
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         size = row_bytes(self.format, self.k)
         return spaced(read, self.stored, self.offset + start * self.step * size, size, stop - start, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """`n` rows of another matrix, from row `first` on."""
+
+    inner: Matrix
+    first: int
+    n: int
+
+    @property
+    def stored(self) -> StoredTensor:
+        return self.inner.stored
+
+    @property
+    def format(self) -> str:
+        return self.inner.format
+
+    @property
+    def k(self) -> int:
+        return self.inner.k
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        return self.inner.rows(read, self.first + start, self.first + stop)
 
 
 def spaced(read: Read, stored: StoredTensor, offset: int, size: int, count: int, step: int) -> Bytes:

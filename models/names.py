@@ -15,10 +15,12 @@ _GGUF_TOP = {
 _GGUF_LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "attn_q_a": "self_attn.q_a_proj",
@@ -41,7 +43,10 @@ _GGUF_LAYER = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_CORRECTION_BIAS = "mlp.gate.e_score_correction_bias"
+_GGUF_BARE = {
+    "exp_probs_b": "mlp.gate.e_score_correction_bias",  # written with and without `.bias`
+    "attn_sinks": "self_attn.sinks",
+}
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z0-9_]+)(\.weight|\.bias)?")
 _EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
 _FUSED = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts)\.(gate_up|down)_proj(?:(?:\.weight)?|[._](bias))")
@@ -57,8 +62,8 @@ def from_gguf(name: str) -> str | None:
     if match is None:
         return None
     layer, part, kind = match.groups()
-    if part == "exp_probs_b":  # written with and without `.bias`
-        return f"model.layers.{layer}.{_CORRECTION_BIAS}"
+    if part in _GGUF_BARE:
+        return f"model.layers.{layer}.{_GGUF_BARE[part]}"
     part = _GGUF_LAYER.get(part)
     return None if part is None or kind is None else f"model.layers.{layer}.{part}{kind}"
 

@@ -25,7 +25,8 @@ Attention = Literal["grouped", "latent", "delta"]
 ARCHITECTURES: dict[str, Attention] = {
     "DeepseekV32ForCausalLM": "latent",
     "GlmMoeDsaForCausalLM": "latent",
-    "GptOssForCausalLM": "grouped",
+    "KimiK25ForConditionalGeneration": "latent",
+    "Glm4MoeForCausalLM": "grouped",
     "Qwen2MoeForCausalLM": "grouped",
     "Qwen3NextForCausalLM": "delta",
     "Qwen3_5MoeForConditionalGeneration": "delta",
@@ -107,16 +108,7 @@ def _attention(k: Keys, kind: Attention, layer: int, hidden: int) -> tuple[dict[
     out = attention_tensors(prefix, hidden, heads, groups, dim, k.flag("attention_bias", False))
     if kind == "delta":  # queries come with a gate of their own width
         out[prefix + "q_proj.weight"] = Expected((2 * heads * dim, hidden), "dense")
-    kept = 2 * groups * dim
-    window = k.integer("sliding_window", 0, low=0) if k.has("sliding_window") else 0
-    return (out, 0, window * kept) if window and _is_windowed(k, layer) else (out, kept, 0)
-
-
-def _is_windowed(k: Keys, layer: int) -> bool:
-    types = k.get("layer_types")
-    if isinstance(types, list) and layer < len(types):
-        return bool(types[layer] == "sliding_attention")
-    return k.text("model_type", "") == "gpt_oss" and layer % 2 == 0
+    return out, 2 * groups * dim, 0
 
 
 def _latent(k: Keys, prefix: str, hidden: int) -> tuple[dict[str, Expected], int, int]:

@@ -67,11 +67,13 @@ def _llama3(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
     wavelength = 2 * math.pi / inverse
     low = rope.original_context / rope.low_freq_factor
     high = rope.original_context / rope.high_freq_factor
+    scaled = torch.where(wavelength > low, inverse / rope.factor, inverse)
+    if low == high:  # Llama 4 Scout: a step, without a range to blend in
+        return scaled
     smooth = (rope.original_context / wavelength - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
     )
     blended = (1 - smooth) * inverse / rope.factor + smooth * inverse
-    scaled = torch.where(wavelength > low, inverse / rope.factor, inverse)
     return torch.where((wavelength >= high) & (wavelength <= low), blended, scaled)
 
 

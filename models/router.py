@@ -49,7 +49,10 @@ def _by_scores(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) 
     import torch
 
     scores = logits.sigmoid() if moe.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
-    choice = scores if bias is None else scores + bias
+    if bias is not None:
+        choice = scores + bias
+    else:  # scores grow with the logits, but large ones are all 1 in float32
+        choice = scores if moe.n_group > 1 else logits
     if moe.n_group > 1:
         choice = _limit_groups(choice, moe)
     ids = choice.topk(moe.top_k, dim=-1).indices

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests import bailing_reference
 from tests.tiny_gguf import random_weights, tiny_config, tiny_gguf, write_gguf
-from tests.tiny_latent import LATENT_FAMILIES, nest_kimi, unnested
 from tests.tiny_moe import MOE_FAMILIES
 from tests.tiny_tokenizer import save_tokenizer, tokens_and_merges
 
@@ -90,8 +90,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | {"num_hidden_layers": 2, "rope_parameters": _yarn(8.0, 50000.0, 1.0, 1, 1)},
     ),
-}
-FAMILIES |= MOE_FAMILIES | LATENT_FAMILIES
+} | MOE_FAMILIES
 """By name: (transformers' class prefix, configuration)."""
 
 
@@ -104,18 +103,24 @@ def tiny_hf(
 
     torch.set_num_threads(min(2, torch.get_num_threads()))
     prefix, config = FAMILIES[family]
+    directory = tmp / family
+    if prefix.startswith("Bailing"):
+        bailing_reference.save(directory, prefix + "ForCausalLM", config | overrides, seed)
+        save_tokenizer(directory)
+        return directory
     eos = tokens_and_merges()[0].index("<|im_end|>")
-    cls = getattr(transformers, f"{prefix}Config")
+    cls = getattr(transformers, _config_class(prefix))
     made = cls(**(config | overrides), eos_token_id=eos, bos_token_id=None)
     model = getattr(transformers, f"{prefix}ForCausalLM")(made).to(torch.float32)
     _randomise(model, seed)
-    directory = tmp / family
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="200KB" if sharded else "5GB")
     save_tokenizer(directory)
     _as_on_the_hub(directory / "config.json", family, config | overrides)
-    if family == "kimi_k25":
-        nest_kimi(directory)
     return directory
+
+
+def _config_class(prefix: str) -> str:
+    return "Llama4TextConfig" if prefix == "Llama4" else f"{prefix}Config"
 
 
 def _randomise(model: Any, seed: int) -> None:
@@ -160,22 +165,11 @@ def load_reference(directory: Path) -> Any:
 
     torch.set_num_threads(min(2, torch.get_num_threads()))
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    if "text_config" in config:
-        return _load_nested(directory)
     name = config["architectures"][0]
+    if name.startswith("Bailing"):
+        return bailing_reference.Reference(directory)
     cls = getattr(transformers, name)
     config["model_type"] = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
-    made = getattr(transformers, name.replace("ForCausalLM", "Config"))(**config)
+    made = getattr(transformers, _config_class(name.removesuffix("ForCausalLM")))(**config)
     model = cls.from_pretrained(directory, config=made, dtype=torch.float32, attn_implementation="eager")
-    return model.eval()
-
-
-def _load_nested(directory: Path) -> Any:
-    import torch
-    import transformers
-
-    config, tensors = unnested(directory)
-    made = transformers.DeepseekV3Config(**config | {"model_type": "deepseek_v3"})
-    cls = transformers.DeepseekV3ForCausalLM
-    model = cls.from_pretrained(None, config=made, state_dict=tensors, dtype=torch.float32, attn_implementation="eager")
     return model.eval()

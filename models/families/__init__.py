@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hetero.machine.types import ModelError
 from hetero.models.blocks import Batch, Ops
 from hetero.models.config import ModelConfig
-from hetero.models.families import deepseek, glm4_moe, llama, minimax_m2, mixtral, olmoe, qwen3_moe
+from hetero.models.families import (
+    bailing_moe,
+    bailing_moe_v2,
+    deepseek,
+    gpt_oss,
+    granite_moe,
+    hunyuan_moe,
+    llama,
+    llama4,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen3_moe,
+)
 from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
 
@@ -43,7 +56,9 @@ class Family(Protocol):
     def forward(self, config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor: ...
 
 
-FAMILIES: dict[str, Family] = {f.NAME: f for f in (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, glm4_moe)}
+_DENSE_AND_FIRST = (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, gpt_oss)
+_LATER = (granite_moe, hunyuan_moe, bailing_moe, bailing_moe_v2, llama4)
+FAMILIES: dict[str, Family] = {f.NAME: f for f in (*_DENSE_AND_FIRST, *_LATER)}
 
 
 def family_for_gguf(arch: str, where: str) -> Family:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from hetero.machine.types import ModelError, Role
-from hetero.models.config import ModelConfig, RopeConfig
+from hetero.models.config import MoeConfig, RopeConfig
 
 _REQUIRED: Any = object()
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 MAX_DIM = 1 << 26
-INV_FREQ = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
-"""Rope frequencies that some checkpoints hold; they follow from the configuration."""
-VISION = r"(model\.)?(vision_tower|vision_model|visual|mm_projector|multi_modal_projector)\..*"
-"""Tensors of the towers that turn images into embeddings; this version reads text only."""
-_looked_up: ContextVar[set[str] | None] = ContextVar("looked_up", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +53,6 @@ class Keys:
 
     def get(self, key: str) -> Any:
         """The raw value, or None."""
-        looked_up = _looked_up.get()
-        if looked_up is not None:
-            looked_up.add(self.prefix + key)
         value = self.values.get(self.prefix + key)
         if isinstance(value, np.ndarray):
             entries = value.tolist()
@@ -99,6 +89,13 @@ class Keys:
         if not low <= value <= high:
             raise self.fail(key, _short(value), f"a whole number from {low} to {high}")
         return value
+
+    def uniform(self, key: str, default: Any = _REQUIRED, *, high: int = MAX_DIM) -> int:
+        """An integer in [1, high], also given as a list with one for each layer, which are then all equal."""
+        value = self.get(key)
+        if isinstance(value, list) and value and all(v == value[0] for v in value):
+            return Keys({key: value[0]}, self.where).integer(key, high=high)
+        return self.integer(key, default, high=high)
 
     def number(self, key: str, default: Any = _REQUIRED, *, above: float = 0.0) -> float:
         """A finite number > `above`."""
@@ -150,25 +147,6 @@ class Keys:
             )
 
 
-@contextmanager
-def recorded_keys() -> Iterator[set[str]]:
-    """While it lasts, the full names of hyper-parameters that are looked up, nested ones as `rope_scaling.factor`."""
-    keys: set[str] = set()
-    token = _looked_up.set(keys)
-    try:
-        yield keys
-    finally:
-        _looked_up.reset(token)
-
-
-def text_keys(raw: Mapping[str, Any], where: str) -> Keys:
-    """The hyper-parameters of a config.json's language model, which multimodal models nest in `text_config`."""
-    nested = raw.get("text_config")
-    if not isinstance(nested, dict):
-        return Keys(raw, where)
-    return Keys({f"text_config.{key}": value for key, value in nested.items()}, where, "text_config.")
-
-
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -200,8 +178,8 @@ def rope_from_hf(
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     if not isinstance(raw, dict):
         raise keys.fail(name, _short(raw), "an object")
-    name = keys.prefix + name
-    p = Keys({f"{name}.{k}": v for k, v in raw.items()}, keys.where, f"{name}.")
+    p = Keys(raw, keys.where, f"{name}.")
+    p.values = {f"{name}.{k}": v for k, v in raw.items()}
     kind = p.text("rope_type", p.text("type", "default"))
     if kind not in _HF_KINDS or any(isinstance(v, dict) for v in raw.values()):
         found = kind if kind not in _HF_KINDS else "given per layer type"
@@ -228,8 +206,8 @@ def _scaled(rope: RopeConfig, p: Keys, keys: Keys, max_context: int) -> RopeConf
     rope = replace(rope, factor=factor, original_context=original)
     if rope.kind == "llama3":
         low, high = p.number("low_freq_factor"), p.number("high_freq_factor")
-        if high <= low:
-            raise p.fail("high_freq_factor", f"{high:g}", f"more than low_freq_factor ({low:g})")
+        if high < low:
+            raise p.fail("high_freq_factor", f"{high:g}", f"at least low_freq_factor ({low:g})")
         return replace(rope, low_freq_factor=low, high_freq_factor=high)
     return replace(
         rope,
@@ -286,6 +264,20 @@ def gguf_heads(keys: Keys, *, partial: bool = False) -> tuple[int, int, int]:
     return heads, hidden, dim
 
 
+def check_groups(moe: MoeConfig, where: str) -> MoeConfig:
+    """`moe` itself. Raises ModelError where its groups cannot give the experts of a token."""
+    size, rest = divmod(moe.n_experts, moe.n_group)
+    if rest or not 1 <= moe.topk_group <= moe.n_group or moe.topk_group * size < moe.top_k:
+        raise ModelError(
+            f"{where}: {moe.n_experts} experts in {moe.n_group} groups of which {moe.topk_group} are used cannot "
+            f"give {moe.top_k} experts for a token",
+            "the expert counts contradict each other; try another upload of this model",
+        )
+    if moe.n_group > 1 and moe.group_score == "top2" and size < 2:
+        raise ModelError(f"{where}: groups of one expert cannot be scored by their best two", "the file is damaged")
+    return moe
+
+
 def gguf_shape(shapes: Mapping[str, tuple[int, ...]], name: str, rank: int, where: str) -> tuple[int, ...]:
     """The shape of a tensor whose presence and rank the configuration depends on."""
     shape = shapes.get(name)
@@ -319,19 +311,6 @@ def attention_tensors(prefix: str, hidden: int, heads: int, kv_heads: int, dim: 
     if bias:
         out |= {f"{prefix}{p}_proj.bias": Expected((n,), "small") for p, n in rows.items()}
         out[f"{prefix}o_proj.bias"] = Expected((hidden,), "small", optional=True)
-    return out
-
-
-def feed_forward_tensors(config: ModelConfig, layer: int) -> dict[str, Expected]:
-    """The router with its bias, the routed and the shared experts of a layer, or its dense MLP."""
-    prefix, hidden, moe = f"model.layers.{layer}.mlp.", config.hidden_size, config.moe
-    if moe is None or not config.is_moe_layer(layer):
-        return mlp_tensors(prefix, hidden, config.intermediate_size)
-    out = expert_tensors(prefix, hidden, moe.intermediate_size, moe.n_experts)
-    if moe.correction_bias:
-        out[prefix + "gate.e_score_correction_bias"] = Expected((moe.n_experts,), "small")
-    if moe.shared_intermediate_size:
-        out |= mlp_tensors(prefix + "shared_experts.", hidden, moe.shared_intermediate_size)
     return out
 
 

@@ -14,10 +14,8 @@ TAGS: tuple[tuple[str, str], ...] = (
 )
 
 
-def held_back(text: str, tags: tuple[str, ...]) -> int:
+def _held_back(text: str, tags: tuple[str, ...]) -> int:
     """How many characters at the end of `text` may be the beginning of one of `tags`."""
-    if not tags:
-        return 0
     longest = min(len(text), max(len(tag) for tag in tags) - 1)
     for count in range(longest, 0, -1):
         if any(tag.startswith(text[-count:]) for tag in tags):
@@ -36,12 +34,10 @@ class ThinkingSplitter:
 
     It starts inside the thinking if the rendered prompt ends with an opening tag. Otherwise a tag counts only at the
     beginning of the output, so that an answer may talk about tags. Thinking that is never closed stays thinking.
-    Line breaks just inside the opening and just after the closing tag are dropped. The marks `until` end thinking as
-    well, but belong to the answer.
+    Line breaks just inside the opening and just after the closing tag are dropped.
     """
 
-    def __init__(self, prompt_tail: str, until: tuple[str, ...] = ()) -> None:
-        self._until = until
+    def __init__(self, prompt_tail: str) -> None:
         opened = _opened_by(prompt_tail)
         self._closing = opened[1] if opened else ""
         self._state: Literal["start", "thinking", "answer"] = "thinking" if opened else "start"
@@ -77,16 +73,13 @@ class ThinkingSplitter:
             self._state = "answer"
 
     def _think(self, parts: list[Part]) -> None:
-        ends = (self._closing, *self._until)
-        found = [(at, end) for end in ends if (at := self._buffer.find(end)) >= 0]
-        if not found:
-            self._emit(parts, "thinking", len(self._buffer) - held_back(self._buffer, ends))
+        at = self._buffer.find(self._closing)
+        if at < 0:
+            self._emit(parts, "thinking", len(self._buffer) - _held_back(self._buffer, (self._closing,)))
             return
-        at, end = min(found)
         self._emit(parts, "thinking", at)
-        if end == self._closing:
-            self._buffer = self._buffer[len(end) :]
-        self._state, self._drop_breaks = "answer", end == self._closing
+        self._buffer = self._buffer[len(self._closing) :]
+        self._state, self._drop_breaks = "answer", True
 
     def _emit(self, parts: list[Part], kind: Literal["thinking", "answer"], count: int) -> None:
         text, self._buffer = self._buffer[:count], self._buffer[count:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,7 +13,6 @@ from hetero.cli.repl import Interrupt
 from hetero.engine import Done, Engine, Event, Prefill, Sampling, Token
 from hetero.machine.types import UsageError
 from hetero.models.text import Prompt
-from hetero.models.text.answers import DIALECTS
 
 
 class Script:
@@ -22,7 +20,6 @@ class Script:
 
     def __init__(self, *events: Event) -> None:
         self.events, self.played, self.closed = events, 0, False
-        self.text = SimpleNamespace(dialect=DIALECTS["plain"])
 
     def generate(self, ids: list[int], sampling: Sampling) -> Iterator[Event]:
         try:
