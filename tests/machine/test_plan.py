@@ -169,7 +169,7 @@ def test_refusal_suggests_no_quantisation_that_the_widths_do_not_allow() -> None
 def test_hopeless_case_names_the_missing_bytes() -> None:
     with pytest.raises(HardwareError, match="tiny does not fit") as caught:
         plan(moe_index(), replace(MACHINE, memory_bytes=100 * MIB), PlanRequest())
-    assert "free 2" in caught.value.hint
+    assert "free 1" in caught.value.hint
     assert "--force" in caught.value.hint
 
 
