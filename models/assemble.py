@@ -17,7 +17,7 @@ from hetero.models.formats import StoredTensor, n_elements, plain_to_f32, row_by
 from hetero.models.fused import fused_weights
 from hetero.models.joint import split_joint
 from hetero.models.matrices import Found, Matrix, PairedHeads, Rows
-from hetero.models.names import from_gguf, layer_of
+from hetero.models.names import delta_layers, from_gguf, layer_of
 
 OTHER = "the file and its configuration do not belong together; try another upload of this model"
 MTP_PREFIX = "mtp."
@@ -49,8 +49,9 @@ def assemble_gguf(
     named: dict[str, StoredTensor] = {}
     unknown: list[StoredTensor] = []
     where = str(files[0])
+    deltas = delta_layers(t.name for t in stored)
     for t in stored:
-        name = from_gguf(t.name)
+        name = from_gguf(t.name, deltas)
         if name is None:
             unknown.append(t)
         elif name in named:
@@ -153,11 +154,17 @@ def check(
         if name not in found:
             continue
         shape, matrices = found[name].shape, found[name].matrices
+        if _without_ones(shape) == _without_ones(want.shape):  # GGUF does not keep dimensions of 1
+            shape = want.shape
         if shape != want.shape:
             raise _wrong_shape(name, shape, matrices[0].stored, want, files)
         n_bytes = sum(m.n * row_bytes(m.format, m.k) for m in matrices)
         out[name] = Tensor(TensorInfo(name, shape, matrices[0].format, n_bytes, want.role), matrices)
     return out
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _wrong_shape(

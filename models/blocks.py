@@ -79,6 +79,17 @@ def grouped_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops
     return ops.linear(prefix + "o_proj", out.flatten(1))
 
 
+def gated_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """`grouped_attention` whose output is multiplied by the sigmoid of a gate; q_proj gives it after each head's q."""
+    prefix = f"model.layers.{layer}.self_attn."
+    both, k, v = ops.linears([prefix + "q_proj", prefix + "k_proj", prefix + "v_proj"], x)
+    q, gate = both.view(-1, config.n_heads, 2, config.head_dim).unbind(2)
+    k, v = (part.view(-1, config.n_kv_heads, config.head_dim) for part in (k, v))
+    norms = (prefix + "q_norm.weight", prefix + "k_norm.weight")
+    out = ops.attention(layer, q.contiguous(), k, v, config.head_dim**-0.5, norms)
+    return ops.linear(prefix + "o_proj", (out * gate.sigmoid()).flatten(1))
+
+
 def wide_norm_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
     """Grouped-query attention whose q and k are normed over all heads at once, then clipped where the model does."""
     prefix = f"model.layers.{layer}.self_attn."
@@ -109,7 +120,10 @@ def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> 
     routed, weights = _weighted(x, weights) if config.moe.weighs_input else (x, weights)
     out = ops.experts(layer, routed, ids, weights)
     if config.moe.shared_intermediate_size:
-        out += dense_mlp(prefix + "shared_experts.", x, ops)
+        shared = dense_mlp(prefix + "shared_experts.", x, ops)
+        if config.moe.shared_gate:
+            shared *= ops.linear(prefix + "shared_expert_gate", x).sigmoid()
+        out += shared
     return out
 
 

@@ -51,6 +51,8 @@ class MoeConfig:
     correction_bias: bool = False
     weighs_input: bool = False
     """Whether an expert's input is multiplied by its weight, instead of its output (Llama 4)."""
+    shared_gate: bool = False
+    """The shared expert's output is multiplied by the sigmoid of one more projection."""
     dense_layers: tuple[int, ...] = ()
     """Layers without routed experts besides those before `first_dense` (mlp_only_layers, decoder_sparse_step)."""
     activation: Literal["silu", "gelu_tanh", "gpt_oss"] = "silu"
@@ -75,8 +77,8 @@ class MlaConfig:
 class DeltaConfig:
     """Gated delta nets (arXiv 2412.06464) in the place of attention in `layers`; widths per head.
 
-    Value head h reads key head h // (value_heads / key_heads). `conv` is the length of the causal convolution that
-    queries, keys and values pass before.
+    `conv` is the length of the causal convolution that queries, keys and values pass before. With r = value_heads /
+    key_heads, value head h reads key head h // r, or h % key_heads where the file holds the value heads `tiled`.
     """
 
     layers: tuple[int, ...]
@@ -85,6 +87,11 @@ class DeltaConfig:
     key_dim: int
     value_dim: int
     conv: int
+    fused_qkvz: bool = False
+    """One projection gives, for each key head in turn, its q, k and its value heads' v and z."""
+    fused_ba: bool = False
+    """One projection gives, for each key head in turn, its value heads' b and a."""
+    tiled: bool = False
 
     @property
     def conv_width(self) -> int:
@@ -149,6 +156,8 @@ class ModelConfig:
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     delta: DeltaConfig | None = None
+    zero_centred: bool = False
+    """Norm weights are stored less one, but for those of gated delta nets."""
     attention_bias: bool = False
     clip_qkv: float | None = None
     """Largest absolute value of q, k and v after their norms."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from hetero.machine.types import HardwareError, ModelError, ModelIndex
 from hetero.models.checkpoint import Checkpoint, open_checkpoint
 from hetero.models.config import ModelConfig
+from hetero.models.derive import derive
 from hetero.models.extents import read_into
 from hetero.models.journal import JOURNAL
 from hetero.models.layout import DENSE_FILE, LayerSlot, Layout, expert_name, make_layout
@@ -31,7 +32,7 @@ class Model:
     matrices: dict[str, PackedMatrix]
     """Dense matrices by canonical name."""
     small: dict[str, F32]
-    """Norms, biases and routers."""
+    """Norms, biases and routers, as `derive` makes them."""
     banks: dict[int, ExpertBank]
     """Routed experts by layer."""
     text: TextModel
@@ -86,7 +87,7 @@ def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
         config=store.config,
         index=store.index,
         matrices=_matrices(layout, dense),
-        small=small,
+        small=derive(store.config, small),
         banks=banks,
         text=text,
         name=store.index.name,
@@ -112,7 +113,7 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -
         config=source.config,
         index=source.index,
         matrices=_matrices(layout, dense),
-        small=small,
+        small=derive(source.config, small),
         banks=banks,
         text=text,
         name=source.index.name,

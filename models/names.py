@@ -6,6 +6,7 @@ Experts are one stacked tensor `mlp.experts.{gate,up,down}.weight` of shape [E, 
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable
 
 _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -42,19 +43,39 @@ _GGUF_LAYER = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
 }
 _GGUF_BARE = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",  # written with and without `.bias`
     "attn_sinks": "self_attn.sinks",
+    "ssm_a": "linear_attn.A",
+    "ssm_dt": "linear_attn.dt_bias",
 }
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z0-9_]+)(\.weight|\.bias)?")
+_DELTA = re.compile(r"blk\.(0|[1-9]\d{0,4})\.ssm_a")
 _EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
 _FUSED = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts)\.(gate_up|down)_proj(?:(?:\.weight)?|[._](bias))")
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,5})\.")
 
 
-def from_gguf(name: str) -> str | None:
-    """The canonical name of a GGUF tensor, or None where no supported family has it."""
+def delta_layers(names: Iterable[str]) -> set[int]:
+    """The layers that a GGUF file with tensors of these names has gated delta nets in."""
+    return {int(match[1]) for name in names if (match := _DELTA.fullmatch(name))}
+
+
+def from_gguf(name: str, deltas: Container[int] = ()) -> str | None:
+    """The canonical name of a GGUF tensor, or None where no supported family has it.
+
+    In the layers `deltas` what is called `attn_qkv` belongs to a gated delta net.
+    """
     top = _GGUF_TOP.get(name)
     if top is not None:
         return top
@@ -64,6 +85,8 @@ def from_gguf(name: str) -> str | None:
     layer, part, kind = match.groups()
     if part in _GGUF_BARE:
         return f"model.layers.{layer}.{_GGUF_BARE[part]}"
+    if part == "attn_qkv" and int(layer) in deltas:
+        return f"model.layers.{layer}.linear_attn.in_proj_qkv{kind or ''}"
     part = _GGUF_LAYER.get(part)
     return None if part is None or kind is None else f"model.layers.{layer}.{part}{kind}"
 

@@ -27,9 +27,6 @@ ARCHITECTURES: dict[str, Attention] = {
     "GlmMoeDsaForCausalLM": "latent",
     "KimiK25ForConditionalGeneration": "latent",
     "Glm4MoeForCausalLM": "grouped",
-    "Qwen2MoeForCausalLM": "grouped",
-    "Qwen3NextForCausalLM": "delta",
-    "Qwen3_5MoeForConditionalGeneration": "delta",
 }
 
 

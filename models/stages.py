@@ -26,7 +26,7 @@ def stage_of(name: str) -> str:
         return "attention"
     if base.endswith("norm"):
         return "norms"
-    if ".self_attn." in name:
+    if ".self_attn." in name or ".linear_attn." in name:
         return "projections"
     if ".mlp." in name:
         return "dense mlp"
@@ -80,7 +80,7 @@ def demands(index: ModelIndex, config: ModelConfig, step: Step, kv_value_bytes: 
             _add_matrix(out[stage], info, rows)
     pairs = step.tokens * step.past + step.tokens * (step.tokens + 1) / 2
     cached = (step.past + step.tokens) * index.kv_elements_per_token * kv_value_bytes
-    out["attention"].add(cached, "F32", 2.0 * pairs * _query_width(config))
+    out["attention"].add(cached + 2 * index.recurrent_bytes, "F32", 2.0 * pairs * _query_width(config))
     return out
 
 
@@ -115,5 +115,6 @@ def _met(index: ModelIndex, rows: int) -> float:
 def _query_width(config: ModelConfig) -> int:
     """Multiply-adds of one query token with one cached token, over all layers."""
     if config.mla is None:
-        return config.n_layers * config.n_heads * 2 * config.head_dim
+        layers = config.n_layers - (len(config.delta.layers) if config.delta else 0)
+        return layers * config.n_heads * 2 * config.head_dim
     return config.n_layers * config.n_heads * (2 * config.mla.kv_lora_rank + config.mla.rope_dim)

@@ -7,12 +7,14 @@ constants in those places would pass its tests with wrong code.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from tests import bailing_reference
 from tests.tiny_gguf import random_weights, tiny_config, tiny_gguf, write_gguf
 from tests.tiny_moe import MOE_FAMILIES
+from tests.tiny_qwen import QWEN_FAMILIES
 from tests.tiny_tokenizer import save_tokenizer, tokens_and_merges
 
 __all__ = ["FAMILIES", "load_reference", "random_weights", "tiny_config", "tiny_gguf", "tiny_hf", "write_gguf"]
@@ -90,7 +92,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | {"num_hidden_layers": 2, "rope_parameters": _yarn(8.0, 50000.0, 1.0, 1, 1)},
     ),
-} | MOE_FAMILIES
+} | MOE_FAMILIES | QWEN_FAMILIES
 """By name: (transformers' class prefix, configuration)."""
 
 
@@ -110,8 +112,12 @@ def tiny_hf(
         return directory
     eos = tokens_and_merges()[0].index("<|im_end|>")
     cls = getattr(transformers, _config_class(prefix))
+    head = "ForCausalLM"
+    if "text_config" in config:  # a model with images: what concerns the text is nested
+        config = config | {"text_config": config["text_config"] | overrides}
+        overrides, head = {}, "ForConditionalGeneration"
     made = cls(**(config | overrides), eos_token_id=eos, bos_token_id=None)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(made).to(torch.float32)
+    model = getattr(transformers, prefix + head)(made).to(torch.float32)
     _randomise(model, seed)
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="200KB" if sharded else "5GB")
     save_tokenizer(directory)
@@ -129,11 +135,14 @@ def _randomise(model: Any, seed: int) -> None:
 
     g = torch.Generator().manual_seed(seed)
     tied = model.config.tie_word_embeddings
+    zero_centred = model.config.model_type in ("qwen3_next", "qwen3_5_moe")
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *model.named_buffers()]:
             x = torch.randn(p.shape, generator=g)
             if name.endswith("norm.weight"):
-                p.copy_(1 + 0.2 * x)
+                p.copy_((0 if zero_centred and "linear_attn" not in name else 1) + 0.2 * x)
+            elif name.endswith("A_log"):
+                p.copy_(x - 1.5)
             elif name.endswith("e_score_correction_bias") or (p.ndim == 1 and name.endswith(("bias", "sinks"))):
                 p.copy_(0.2 * x)
             elif name.endswith("embed_tokens.weight") and not tied:
@@ -170,6 +179,6 @@ def load_reference(directory: Path) -> Any:
         return bailing_reference.Reference(directory)
     cls = getattr(transformers, name)
     config["model_type"] = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
-    made = getattr(transformers, _config_class(name.removesuffix("ForCausalLM")))(**config)
+    made = getattr(transformers, _config_class(re.sub("For(CausalLM|ConditionalGeneration)$", "", name)))(**config)
     model = cls.from_pretrained(directory, config=made, dtype=torch.float32, attn_implementation="eager")
     return model.eval()

@@ -20,7 +20,11 @@ from hetero.models.families import (
     minimax_m2,
     mixtral,
     olmoe,
+    qwen2_moe,
+    qwen3_5_moe,
     qwen3_moe,
+    qwen3_next,
+    qwen_dense,
 )
 from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
@@ -57,8 +61,9 @@ class Family(Protocol):
 
 
 _DENSE_AND_FIRST = (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, gpt_oss)
+_QWEN = (qwen_dense, qwen2_moe, qwen3_next, qwen3_5_moe)
 _LATER = (granite_moe, hunyuan_moe, bailing_moe, bailing_moe_v2, llama4)
-FAMILIES: dict[str, Family] = {f.NAME: f for f in (*_DENSE_AND_FIRST, *_LATER)}
+FAMILIES: dict[str, Family] = {f.NAME: f for f in (*_DENSE_AND_FIRST, *_QWEN, *_LATER)}
 
 
 def family_for_gguf(arch: str, where: str) -> Family:

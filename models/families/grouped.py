@@ -109,6 +109,8 @@ def model_tensors(config: ModelConfig) -> dict[str, Expected]:
             out[p + "mlp.gate.e_score_correction_bias"] = Expected((config.moe.n_experts,), "small")
         if config.moe.shared_intermediate_size:
             out |= mlp_tensors(p + "mlp.shared_experts.", hidden, config.moe.shared_intermediate_size)
+        if config.moe.shared_gate:
+            out[p + "mlp.shared_expert_gate.weight"] = Expected((1, hidden), "small")
     return out
 
 

@@ -14,9 +14,6 @@ NEEDS_GGUF: dict[str, str] = {
     "deepseek4": "compressed attention, hash routing and hyper-connections",
     "glm4": _DENSE,
     "glm4moe": "the GLM-4.5 family's partial rope and attention biases",
-    "qwen2moe": "the gated shared expert of Qwen2-MoE",
-    "qwen3next": _DELTA,
-    "qwen35moe": _DELTA,
     "qwen35": _DELTA,
     "kimi-linear": _KDA,
     "kimi-k3": f"{_KDA}, attention residuals and latent experts",
@@ -30,7 +27,7 @@ NEEDS_GGUF: dict[str, str] = {
     "ernie4_5-moe": "the ERNIE 4.5 family's router",
     "mimo2": "MiMo-V2's windows with sinks and heads of two widths",
     "dots1": "the dots.llm1 family",
-    **dict.fromkeys(("qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma4", "phi2", "phi3", "mistral3"), _DENSE),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4", "phi2", "phi3", "mistral3"), _DENSE),
     **dict.fromkeys(("falcon", "gpt2", "starcoder2", "olmo2", "smollm3", "granite", "exaone4", "seed_oss"), _DENSE),
     "mamba": "state-space layers",
     "mamba2": "state-space layers",
@@ -46,9 +43,6 @@ NEEDS_HF: dict[str, str] = {
     "DeepseekV4ForCausalLM": NEEDS_GGUF["deepseek4"],
     "Glm4MoeForCausalLM": NEEDS_GGUF["glm4moe"],
     "Glm4MoeLiteForCausalLM": "the GLM-4.7-Flash family",
-    "Qwen2MoeForCausalLM": NEEDS_GGUF["qwen2moe"],
-    "Qwen3NextForCausalLM": _DELTA,
-    "Qwen3_5MoeForConditionalGeneration": _DELTA,
     "KimiK25ForConditionalGeneration": "INT4 experts in the compressed-tensors format",
     "KimiLinearForCausalLM": NEEDS_GGUF["kimi-linear"],
     "KimiK3ForConditionalGeneration": NEEDS_GGUF["kimi-k3"],
@@ -67,6 +61,6 @@ NEEDS_HF: dict[str, str] = {
     "Ernie4_5_MoeForCausalLM": NEEDS_GGUF["ernie4_5-moe"],
     **{
         f"{name}ForCausalLM": _DENSE
-        for name in ("Qwen2", "Qwen3", "Mistral", "Gemma2", "Gemma3", "Phi3", "Falcon", "GPT2", "SmolLM3", "Olmo2")
+        for name in ("Mistral", "Gemma2", "Gemma3", "Phi3", "Falcon", "GPT2", "SmolLM3", "Olmo2")
     },
 }
