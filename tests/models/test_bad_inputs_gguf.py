@@ -80,10 +80,10 @@ HEADERS: dict[str, tuple[bytes, list[str]]] = {
     "no architecture": (gguf([kv_u32("a", 1)]), ["general.architecture is missing"]),
     "architecture is a number": (gguf([kv_u32("general.architecture", 1)]), ["general.architecture is 1"]),
     "unknown architecture": (
-        gguf([kv_text("general.architecture", "sphinx")]), ["'sphinx'", "supported: llama, qwen2"],
+        gguf([kv_text("general.architecture", "sphinx")]), ["'sphinx'", "supported: llama, "],
     ),
     "terminal escapes": (gguf([kv_text("general.architecture", "\x1b]0;evil\x07")]), ["\\x1b]0;evil\\x07"]),
-    "known architecture": (gguf([kv_text("general.architecture", "gpt-oss")]), ["known but not", "MXFP4"]),
+    "known architecture": (gguf([kv_text("general.architecture", "rwkv7")]), ["known but not", "recurrent"]),
     "LoRA": (gguf([LLAMA, kv_text("general.type", "adapter")]), ["LoRA adapter"]),
     "imatrix": (gguf([kv_text("general.type", "imatrix")]), ["importance matrix"]),
     "mmproj by type": (gguf([LLAMA, kv_text("general.type", "mmproj")]), ["mmproj"]),
