@@ -265,7 +265,7 @@ def write_gguf(
     """
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     _add_metadata(writer, arch, config, old_kv_b)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         for part in writer.kv_data:
@@ -351,8 +351,10 @@ def _add_deepseek(w: gguf.GGUFWriter, c: Mapping[str, Any], old_kv_b: bool) -> N
         w.add_expert_group_used_count(c["topk_group"])
 
 
-def _add_tokenizer(w: gguf.GGUFWriter) -> None:
+def add_tokenizer(w: gguf.GGUFWriter, vocab_size: int = 0) -> None:
+    """The tokenizer of `tests.tiny_tokenizer`, filled up to `vocab_size` tokens."""
     tokens, merges, specials = tokens_and_merges()
+    tokens = [*tokens, *(f"[PAD{i}]" for i in range(len(tokens), vocab_size))]
     kinds = [gguf.TokenType.CONTROL if t in specials else gguf.TokenType.NORMAL for t in tokens]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")

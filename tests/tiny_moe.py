@@ -28,8 +28,9 @@ _BAILING = COMMON | {
     "first_k_dense_replace": 0,
     "norm_topk_prob": True,
 }
-_BAILING_2 = {"first_k_dense_replace": 1, "use_qk_norm": True, "partial_rotary_factor": 0.5, "num_experts": 16}
-_BAILING_2 |= {"score_function": "sigmoid", "moe_router_enable_expert_bias": True, "n_group": 4, "topk_group": 2}
+_BAILING_2 = {"first_k_dense_replace": 1, "use_qk_norm": True, "partial_rotary_factor": 0.5, "head_dim": 16}
+_BAILING_2 |= {"num_experts": 16, "score_function": "sigmoid", "moe_router_enable_expert_bias": True}
+_BAILING_2 |= {"n_group": 4, "topk_group": 2}
 _BAILING_2 |= {"moe_shared_expert_intermediate_size": 64, "num_shared_experts": 1, "routed_scaling_factor": 2.5}
 _YARN = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 64}
 _YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
@@ -42,7 +43,10 @@ _SCOUT |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
 
 MOE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", COMMON),
-    "olmoe": ("Olmoe", COMMON | {"num_experts": 8, "clip_qkv": 1.2, "norm_topk_prob": False}),
+    "olmoe": (
+        "Olmoe",
+        COMMON | {"num_experts": 8, "num_key_value_heads": 4, "clip_qkv": 1.2, "norm_topk_prob": False},
+    ),
     "minimax_m2": ("MiniMaxM2", COMMON | {"head_dim": 32, "rotary_dim": 16, "num_experts_per_tok": 4}),
     "gpt_oss": ("GptOss", COMMON | {"head_dim": 32, "sliding_window": 24, "rope_parameters": _YARN}),
     "granite_moe": ("GraniteMoe", COMMON | _GRANITE),

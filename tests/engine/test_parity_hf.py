@@ -47,11 +47,11 @@ def greedy(engine, ids, n):
 
 def test_decoding_follows_the_references_argmax(engine, checkpoint):
     ids = prompt(20, seed=2)
-    new = greedy(engine, ids, 24)
+    new = greedy(engine, ids, 64)
     logits = hf_logits(checkpoint, ids + new)[len(ids) - 1 : -1, : engine.text.n_tokens]
     top = np.sort(logits, axis=1)[:, -2:]
     clear = top[:, 1] - top[:, 0] > 2 * BOUND * logits.std()
-    assert clear.sum() >= 20
+    assert clear.sum() >= 58
     assert np.array_equal(np.array(new)[clear], logits.argmax(1)[clear])
 
 
