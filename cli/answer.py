@@ -13,7 +13,7 @@ from hetero.machine.types import UsageError
 
 if TYPE_CHECKING:
     from hetero.engine import Engine, Event, Sampling
-    from hetero.models.text import Prompt, ThinkingSplitter
+    from hetero.models.text import AnswerParser, Part, Prompt
 
 Kind = Literal["thinking", "answer"]
 
@@ -55,10 +55,8 @@ class Answer:
 
 def generate(engine: Engine, prompt: Prompt, sampling: Sampling, sink: Sink, stopped: Callable[[], bool]) -> Answer:
     """Run one request to its end, or until `stopped()`; white space in front of the answer is dropped."""
-    from hetero.models.text import ThinkingSplitter
-
     answer = Answer(prompt_tokens=len(prompt.ids))
-    writer = _Writer(answer, ThinkingSplitter(prompt.text[-256:]), sink)
+    writer = _Writer(answer, engine.text.dialect.parser(prompt.text), sink)
     clock = _Clock(answer)
     events = cast("Generator[Event, None, None]", engine.generate(prompt.ids, sampling))
     with contextlib.closing(events):
@@ -108,21 +106,22 @@ class _Clock:
 class _Writer:
     """Splits reasoning from answer, keeps both, and shows them."""
 
-    def __init__(self, answer: Answer, splitter: ThinkingSplitter, sink: Sink) -> None:
-        self._answer, self._splitter, self._sink = answer, splitter, sink
+    def __init__(self, answer: Answer, parser: AnswerParser, sink: Sink) -> None:
+        self._answer, self._parser, self._sink = answer, parser, sink
 
     def feed(self, text: str) -> None:
         if text:
             self._answer.raw += text
-            self._show(self._splitter.feed(text))
+            self._show(self._parser.feed(text))
 
     def finish(self) -> None:
-        self._show(self._splitter.finish())
+        self._show(self._parser.finish())
 
-    def _show(self, pieces: Sequence[tuple[Kind, str]]) -> None:
-        for kind, piece in pieces:
+    def _show(self, parts: Sequence[Part]) -> None:
+        for part in parts:
+            kind: Kind = "thinking" if part.kind == "thinking" else "answer"
             before = self._answer.thinking if kind == "thinking" else self._answer.answer
-            shown = piece if before else piece.lstrip()
+            shown = part.text if before else part.text.lstrip()
             if not shown:
                 continue
             if kind == "thinking":

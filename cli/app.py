@@ -44,7 +44,8 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(cls=_Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
 for command in (chat, convert, bench, plan, probe):
-    app.command()(command)
+    # a help of its own length: the default cuts a description at the terminal's edge
+    app.command(short_help=(command.__doc__ or "").strip().partition("\n")[0])(command)
 
 
 def _version(value: bool) -> None:

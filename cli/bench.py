@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,9 +65,11 @@ def bench(
             from hetero.cli import roofline as by_stage
 
             return by_stage.roofline(engine, prepared, sizes, repeat, json)
+        loaded = history.process_bytes("VmRSS")
         runs = _measure(engine, sizes, repeat)
+        memory = history.memory_parts(prepared.plan, engine.held_bytes(), loaded, peak_rss_bytes())
     _record(prepared, runs)
-    _report(prepared, runs, sizes, json)
+    _report(prepared, runs, sizes, memory, json)
 
 
 def _request(wanted: PlanRequest, sizes: Sizes) -> PlanRequest:
@@ -126,13 +128,16 @@ def _record(prepared: session.Prepared, runs: Runs) -> None:
     )
 
 
-def _report(prepared: session.Prepared, runs: Runs, sizes: Sizes, as_json: bool) -> None:
+def _report(
+    prepared: session.Prepared, runs: Runs, sizes: Sizes, memory: Sequence[history.Part], as_json: bool
+) -> None:
     prefill, decode, depth = sizes.prefill, sizes.decode, sizes.depth
     plan, peak = prepared.plan, peak_rss_bytes()
     if as_json:
         body: dict[str, Any] = {"model": prepared.index.name, "prefill": prefill, "decode": decode, "depth": depth}
         body |= {"prefill_tps": _figures(runs.prefill), "decode_tps": _figures(runs.decode), "peak_rss_bytes": peak}
         body |= {"isa_tier": plan.isa_tier, "threads": plan.threads, "device": plan.placement.dense}
+        body["memory"] = [asdict(part) for part in memory]
         output.json_result("hetero.bench", body)
         return
     output.result(prepared.summary())

@@ -75,11 +75,11 @@ def chat(
     log_file: options.LogFile = None,
 ) -> None:
     """Talk to a model."""
-    question = None if dry_run else _question(prompt, json)
     request = PlanRequest(device, threads, context, kv_dtype, force or dry_run)
     prepared = session.prepare(model, request)
     if dry_run:
         return session.show_plan(prepared, json)
+    question = _question(prompt, json)
     if prepared.is_demo:
         session.note_demo()
     output.note(prepared.summary()) if question is None else output.log.info("%s", prepared.summary())

@@ -137,7 +137,8 @@ def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> No
         made = plan_view.plan_body(case, plan, inputs={"model": str(src), "machine": {}})
         output.json_result("hetero.convert", body | {"plan": made})
         return
-    rows = [("model", f"{index.name} ({index.architecture})"), ("store", str(path)), ("experts", experts)]
+    rows = [("model", f"{index.name} ({index.architecture})"), ("store", str(path))]
+    rows += [("experts", experts)] if index.n_experts else []
     labels = ("source", "dense part", "experts", "multi-token prediction", "free on disk")
     shown = zip(labels, sizes.values(), strict=True)
     output.table([*rows, *((label, size_text(size)) for label, size in shown if size)])

@@ -58,6 +58,8 @@ def describe(problem: BaseException, args: Sequence[str] = ()) -> Failure:
         return Failure(3, f"out of memory: {problem}", "close other programs, or raise ulimit -v")
     # typer raises its own kinds of usage error, which differ between its versions but share these two attributes.
     if hasattr(problem, "format_message") and hasattr(problem, "exit_code"):
+        if hasattr(problem, "possibilities"):
+            return _no_option(problem)
         return Failure(2, _lowered(str(problem.format_message())), _help_hint(problem))
     if isinstance(problem, OSError):
         where = f"{problem.filename}: " if problem.filename else ""
@@ -80,6 +82,17 @@ def _bug(problem: BaseException, args: Sequence[str]) -> Failure:
     except OSError:
         return Failure(1, line, "run it again with -v to see where it happened")
     return Failure(1, line, f"please report this with {path}")
+
+
+def _no_option(problem: BaseException) -> Failure:
+    """An option that the command lacks, with the one that was meant where one is near."""
+    name = wording.one_line(str(getattr(problem, "option_name", "")))
+    near = None
+    if name.startswith("--"):
+        context = getattr(problem, "ctx", None)
+        known = [option for p in getattr(getattr(context, "command", None), "params", ()) for option in p.opts]
+        near = wording.nearest(name[2:], [option[2:] for option in known if option.startswith("--")], 0.6)
+    return Failure(2, f"no such option: {name}", f"did you mean --{near}?" if near else _help_hint(problem))
 
 
 def _lowered(message: str) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from hetero.machine.types import Machine, Plan, PlanRequest
 _FILE = "predictions.jsonl"
 _MOST_BYTES = 256 << 10
 _RECENT = 9
+_WORKING = "working memory"
+_FILLED = ("kv cache", "recurrent states")
+"""Parts that take memory only as runs fill them."""
+_COUNTED = {name: name for name in ("experts", "dense", "small", *_FILLED)} | {"dense, packed": "dense"}
 _SANE = (0.2, 5.0)
 """Ratios beyond these are a broken run, not an error of the estimate."""
 
@@ -125,6 +129,32 @@ def process_bytes(field: str) -> int:
     with open("/proc/self/status", encoding="ascii") as file:
         line = next(line for line in file if line.startswith(field + ":"))
     return int(line.split()[1]) * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the ledger: what the plan said, and what was found."""
+
+    part: str
+    predicted_bytes: int
+    measured_bytes: int
+
+
+def memory_parts(plan: Plan, held: Mapping[str, int], loaded: int, peak: int) -> list[Part]:
+    """The ledger of this process's memory beside what it held: after loading `loaded` bytes, `peak` in all.
+
+    Weights and cache are counted by their arrays. What else was there after loading is the framework, and what the runs
+    added beyond the cache are activations, attention's working memory and what belongs to them.
+    """
+    predicted: dict[str, int] = {}
+    for line in plan.ledger:
+        if line.device == "cpu":
+            name = _COUNTED.get(line.part, line.part if line.part == "framework" else _WORKING)
+            predicted[name] = predicted.get(name, 0) + line.bytes
+    weights = sum(size for part, size in held.items() if part not in _FILLED)
+    filled = sum(size for part, size in held.items() if part in _FILLED)
+    measured = dict(held) | {"framework": loaded - weights, _WORKING: peak - loaded - filled}
+    return [Part(part, size, max(0, measured.get(part, 0))) for part, size in predicted.items()]
 
 
 def loaded_bytes(plan: Plan) -> int:

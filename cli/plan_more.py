@@ -14,8 +14,8 @@ from hetero.machine.types import HeteroError, Plan, UsageError
 from hetero.machine.units import size_text
 
 
-def show_sweep(case: Case, text: str, as_json: bool) -> None:
-    """Draw decode over one varied quantity. Raises UsageError for a range that cannot be read."""
+def show_sweep(case: Case, text: str, as_json: bool) -> bool:
+    """Draw decode over one varied quantity; False where no point of it fits. Raises UsageError for a bad range."""
     name, equals, ends = text.partition("=")
     low, dots, high = ends.partition("..")
     if not equals or not dots:
@@ -27,6 +27,7 @@ def show_sweep(case: Case, text: str, as_json: bool) -> None:
     else:
         output.result(f"{case.index.name}: tokens/s over {name}")
         _curve(name, points)
+    return any(point.fits for point in points)
 
 
 def _value(name: str, text: str) -> float:

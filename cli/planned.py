@@ -114,8 +114,8 @@ def answer(
         request = calibrated(request, machine)
     case = Case(describe(_name(model)), machine, request)
     if sweep is not None:
-        plan_more.show_sweep(case, sweep, json)
-    elif capacity.given:
+        return plan_more.show_sweep(case, sweep, json)
+    if capacity.given:
         plan_capacity.show(case, capacity, json)
     elif target is not None:
         return plan_more.show_target(case, target, json)

@@ -46,7 +46,9 @@ def _facts(machine: Machine) -> Iterator[Row]:
     yield "", _core_kinds(machine), "file"
     yield "ISA tier", _with_reason(machine.isa_tier or "none", machine.isa_reason), "file"
     for tier in machine.tiers:
-        text = "in use" if tier.name == machine.isa_tier else "usable" if tier.usable else f"no: {tier.reason}"
+        # a reason against all tiers stands in the line above
+        refused = "no" if machine.isa_reason.startswith(tier.reason) else f"no: {tier.reason}"
+        text = "in use" if tier.name == machine.isa_tier else "usable" if tier.usable else refused
         yield f"  {tier.name}", text, "file"
     yield "memory", machine.memory_reason, "file"
     yield "NUMA", _nodes(machine), machine.nodes[0].source if machine.nodes else "file"

@@ -31,9 +31,9 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None when none is near."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def nearest(word: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
+    """The known word most like `word`, or None when none is near; a `likeness` of 1 is the same word."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
     return matches[0] if matches else None
 
 

@@ -15,6 +15,7 @@ from hetero.engine.attention import Attention, NativeAttention, TorchAttention
 from hetero.engine.batch import Batch, make_batch
 from hetero.engine.events import Event, Prefill
 from hetero.engine.kvcache import KVCache
+from hetero.engine.memory import held_bytes
 from hetero.engine.ops import Ops, Runtime
 from hetero.engine.owners import DenseOwner, NativeOwner, TorchOwner
 from hetero.engine.request import Request
@@ -122,6 +123,10 @@ class Engine:
             yield watch
         finally:
             self._make_ops = Ops
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes that are held for each of the plan's parts that can be counted, by the ledger's names."""
+        return held_bytes(self.model, self._kv)
 
     def close(self) -> None:
         """Stop the worker threads; the engine cannot be used afterwards."""

@@ -41,6 +41,12 @@ class KVCache:
         return {n: torch.zeros((slots, *shape), dtype=self.dtype, device=self._device) for n, shape in paged.items()}
 
     @property
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of the pages of all layers, and of the recurrent states."""
+        pages = sum(store.nbytes for stores in self._stores for store in stores.values())
+        return {"kv cache": pages, "recurrent states": self.states.held_bytes}
+
+    @property
     def has_slot(self) -> bool:
         """Whether the recurrent states of one more sequence find a place."""
         return not self.states or self.states.available > 0

@@ -35,6 +35,11 @@ class RecurrentStates:
         return key in self._kept
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of all slots."""
+        return sum(store.nbytes for stores in self._stores.values() for store in stores.values())
+
+    @property
     def available(self) -> int:
         """Slots that can be taken now, counting those of checkpoints."""
         return len(self._free) + len(self._kept)

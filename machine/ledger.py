@@ -13,8 +13,8 @@ from hetero.native.widths import matrix_bytes
 KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 PAGE_TOKENS = 64
 """Tokens of one page of the KV cache; caches are whole pages."""
-TORCH_BYTES = 270 << 20
-"""What the interpreter, torch's libraries (250 MiB measured on x86_64) and the renderer of templates take."""
+TORCH_BYTES = 254 << 20
+"""What the interpreter, torch and the other libraries take (x86_64, measured: 249 to 255 MiB)."""
 TORCH_CUDA_BYTES = 700 << 20
 """The same with the build of torch that brings CUDA's libraries."""
 CUDA_CONTEXT_BYTES = 500 << 20

@@ -10,7 +10,7 @@ from hetero.machine.types import ModelError
 from hetero.models.assemble import OTHER, Tensor, check, is_mtp, refuse_unused, whole
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
-from hetero.models.families.common import Expected
+from hetero.models.families.common import VISION, Expected
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.fused import fused_biases, fused_weights
 from hetero.models.joint import split_joint
@@ -45,8 +45,11 @@ def assemble_hf(
             found[name] = _stack(name, experts[name], expected[name], directory)
     tensors = check(found, expected, directory.files, where)
     notes: tuple[str, ...] = ()
+    towers = sum(1 for t in directory.tensors if re.fullmatch(VISION, t.name))
+    if towers:
+        notes += (f"{where}: {towers} tensors of the vision parts are not used: this version reads text only",)
     if "lm_head.weight" not in tensors and not config.tie_word_embeddings:
-        notes = (f"{where}: has no lm_head.weight; the embedding is used in its place",)
+        notes += (f"{where}: has no lm_head.weight; the embedding is used in its place",)
     config = replace(config, tie_word_embeddings="lm_head.weight" not in tensors)
     return config, tensors, notes, mtp
 

@@ -64,7 +64,7 @@ def _disk_errors(target: Destination) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or target.path
+        where = target.path if error.filename in (None, str(target.lock)) else error.filename
         if error.errno in _FULL:
             kept = f"; what is finished stays in {target.tmp}" if target.tmp.is_dir() else ""
             raise TierError(

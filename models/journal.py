@@ -1,6 +1,7 @@
 """Which files of an unfinished conversion are done: one JSON line each, appended after the file is safe on disk.
 
-A line cut short by a crash is dropped together with what follows it; its file is then simply made again.
+A line cut short by a crash, or of another writer, is dropped together with what follows it; its file is then simply
+made again.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class Journal:
             return None
         journal = cls(path, key)
         for entry in entries[1:]:
-            if entry is None:
+            done = None if entry is None else _finished(entry)
+            if done is None:
                 break
-            file = entry.pop("file")
-            journal.done[file] = Packed(**entry)
+            journal.done[done[0]] = done[1]
         return journal
 
     @classmethod
@@ -89,6 +90,18 @@ def sync_directory(path: Path) -> None:
 
 def _line(file: str, packed: Packed) -> str:
     return json.dumps({"file": file, **dataclasses.asdict(packed)})
+
+
+def _finished(entry: dict[str, Any]) -> tuple[str, Packed] | None:
+    """A file and what packing it found, or None where the line is not one that `_line` wrote."""
+    file, checksums, digests, error = (entry.get(key) for key in ("file", "checksums", "digests", "error"))
+    if entry.keys() != {"file", "checksums", "digests", "error"} or not isinstance(file, str):
+        return None
+    if not isinstance(checksums, dict) or not all(isinstance(v, list) for v in checksums.values()):
+        return None
+    if not isinstance(digests, dict) or not isinstance(error, float | None):
+        return None
+    return file, Packed(checksums, digests, error)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -25,8 +25,6 @@ Attention = Literal["grouped", "latent", "delta"]
 ARCHITECTURES: dict[str, Attention] = {
     "DeepseekV32ForCausalLM": "latent",
     "GlmMoeDsaForCausalLM": "latent",
-    "KimiK25ForConditionalGeneration": "latent",
-    "Glm4MoeForCausalLM": "grouped",
 }
 
 

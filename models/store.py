@@ -16,6 +16,7 @@ from safetensors.numpy import load as load_safetensors
 from hetero.machine.types import ModelError, ModelIndex, TierError
 from hetero.models.config import ModelConfig
 from hetero.models.extents import AGAIN, extents, first_damaged
+from hetero.models.journal import JOURNAL
 from hetero.models.layout import SMALL_FILE
 from hetero.models.manifest import MANIFEST, Manifest, StoredFile, read_manifest
 from hetero.models.pack import checksum
@@ -76,8 +77,13 @@ class VerifyReport:
 
 def is_store(path: Path) -> bool:
     """Whether `path` is a store's directory (or its manifest), complete or not."""
+    if path.name == MANIFEST:
+        return True
     # A checkpoint's directory may hold some other program's manifest.
-    return path.name == MANIFEST or (_exists(path / MANIFEST) and not _exists(path / "config.json"))
+    if _exists(path / "config.json"):
+        return False
+    lost_its_manifest = _exists(path / SMALL_FILE) and not _exists(path / JOURNAL)
+    return _exists(path / MANIFEST) or lost_its_manifest
 
 
 def _exists(path: Path) -> bool:

@@ -2,7 +2,8 @@
  * exactly these names. The binding hands the text between the two markers below to cffi as it stands.
  *
  * Every function that can fail returns a HETERO_* code and writes one sentence into `message` (never more than
- * `message_bytes`, always terminated). Every buffer travels with its length in bytes, which is checked.
+ * `message_bytes`, always terminated). Every buffer travels with its length in bytes (or of its elements, where a count
+ * is there anyway), which is checked, as is that buffers of more than bytes are aligned for their type.
  */
 #ifndef HETERO_H
 #define HETERO_H
@@ -108,8 +109,8 @@ int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t 
 
 /* out[m][t, :] = matrices[m] x[t, :] (+ biases[m], where not null), for n_matrices matrices of the same k. */
 int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
-                  size_t x_bytes, int64_t n_tokens, const float *const *biases, float *const *outs,
-                  const size_t *out_bytes, char *message, size_t message_bytes);
+                  size_t x_bytes, int64_t n_tokens, const float *const *biases, const size_t *bias_bytes,
+                  float *const *outs, const size_t *out_bytes, char *message, size_t message_bytes);
 /* out[t, :] = one tile of 16 rows times x[t, :]: what all products are made of, without a thread, a lock or memory of its
  * own, so that it also runs on an emulated CPU. scratch is left as it is where the format is plain. */
 int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_bytes, const float *x, size_t x_bytes,
@@ -117,8 +118,8 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_byte
                 size_t message_bytes);
 /* out[t, :] = sum over slots s of weights[t, s] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, s]; -1: none. */
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
-               const int32_t *ids, const float *weights, int64_t top_k, float *out, size_t out_bytes, char *message,
-               size_t message_bytes);
+               const int32_t *ids, size_t ids_bytes, const float *weights, size_t weights_bytes, int64_t top_k,
+               float *out, size_t out_bytes, char *message, size_t message_bytes);
 /* Causal attention of q [n_tokens, heads, d] at positions first.. over a paged KV cache in F32, F16 or BF16. The
  * stores are [n_slots, groups, d] and [n_slots, groups, e]; position p lies in slot pages[p / page] * page + p % page.
  * A null v reads the values as the first e of each key (MLA's latent). out is [n_tokens, heads, e]. A query sees the last

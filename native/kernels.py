@@ -267,6 +267,7 @@ class Kernels:
             x.nbytes,
             tokens,
             ffi.NULL if biases is None else [_pointer("float[]", bias) for bias in biases],
+            ffi.NULL if biases is None else [bias.nbytes for bias in biases],
             [_pointer("float[]", out) for out in outs],
             [out.nbytes for out in outs],
         )
@@ -291,7 +292,9 @@ class Kernels:
             x.nbytes,
             tokens,
             _pointer("int32_t[]", ids),
+            ids.nbytes,
             _pointer("float[]", weights),
+            weights.nbytes,
             top_k,
             _pointer("float[]", out),
             out.nbytes,

@@ -27,6 +27,7 @@ class PreparedLinear:
         self._biases: Any = ffi.NULL
         if any(biases):
             self._biases = ffi.new("float *[]", [ffi.cast(_FLOATS, bias) for bias in biases])
+        self._bias_bytes = ffi.new("size_t[]", [4 * width for width in self.widths])
         self._outs = ffi.new("float *[]", len(matrices))
         self._bytes = ffi.new("size_t[]", len(matrices))
 
@@ -44,6 +45,7 @@ class PreparedLinear:
             tokens * self._k * 4,
             tokens,
             self._biases,
+            self._bias_bytes,
             self._outs,
             self._bytes,
         )
@@ -86,7 +88,9 @@ def moe(
         size,
         tokens,
         ffi.cast(_INTS, ids),
+        tokens * top_k * 4,
         ffi.cast(_FLOATS, weights),
+        tokens * top_k * 4,
         top_k,
         ffi.cast(_FLOATS, out),
         size,

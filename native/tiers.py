@@ -8,7 +8,7 @@ import os
 import platform
 from dataclasses import dataclass
 
-from hetero.machine.types import HardwareError, TierStatus
+from hetero.machine.types import HardwareError, TierStatus, UsageError
 from hetero.native.library import ffi, library_path, open_library
 
 TIERS = ("generic", "avx2", "avx512", "amx")
@@ -116,12 +116,13 @@ def cpu_tiers() -> tuple[TierStatus, ...]:
 def choose_tier(requested: str | None = None) -> str:
     """The tier to use: `requested`, else HETERO_ISA, else the best usable one.
 
-    Raises HardwareError when that tier is unknown, not built or beyond this CPU, or when there are no kernels.
+    Raises UsageError for a name that is no tier; HardwareError when the tier is not built or beyond this CPU, or when
+    there are no kernels.
     """
     wanted = requested or os.environ.get("HETERO_ISA") or None
     source = "tier " if requested else "HETERO_ISA="
     if wanted is not None and wanted not in TIERS:
-        raise HardwareError(f"{source}{wanted}: no such tier, expected one of {', '.join(TIERS)}", TIER_HINT)
+        raise UsageError(f"{source}{wanted}: no such tier, expected one of {', '.join(TIERS)}", TIER_HINT)
     tiers = {status.name: status for status in cpu_tiers()}
     usable = [status.name for status in tiers.values() if status.usable]
     if not usable:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests import bailing_reference
 from tests.tiny_gguf import random_weights, tiny_config, tiny_gguf, write_gguf
+from tests.tiny_latent import LATENT_FAMILIES, nest_kimi, unnested
 from tests.tiny_moe import MOE_FAMILIES
 from tests.tiny_qwen import QWEN_FAMILIES
 from tests.tiny_tokenizer import save_tokenizer, tokens_and_merges
@@ -92,7 +93,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         }
         | {"num_hidden_layers": 2, "rope_parameters": _yarn(8.0, 50000.0, 1.0, 1, 1)},
     ),
-} | MOE_FAMILIES | QWEN_FAMILIES
+}
+FAMILIES |= MOE_FAMILIES | LATENT_FAMILIES | QWEN_FAMILIES
 """By name: (transformers' class prefix, configuration)."""
 
 
@@ -122,6 +124,8 @@ def tiny_hf(
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size="200KB" if sharded else "5GB")
     save_tokenizer(directory)
     _as_on_the_hub(directory / "config.json", family, config | overrides)
+    if family == "kimi_k25":
+        nest_kimi(directory)
     return directory
 
 
@@ -174,6 +178,8 @@ def load_reference(directory: Path) -> Any:
 
     torch.set_num_threads(min(2, torch.get_num_threads()))
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    if "text_config" in config:
+        return _load_nested(directory)
     name = config["architectures"][0]
     if name.startswith("Bailing"):
         return bailing_reference.Reference(directory)
@@ -181,4 +187,15 @@ def load_reference(directory: Path) -> Any:
     config["model_type"] = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
     made = getattr(transformers, _config_class(re.sub("For(CausalLM|ConditionalGeneration)$", "", name)))(**config)
     model = cls.from_pretrained(directory, config=made, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+def _load_nested(directory: Path) -> Any:
+    import torch
+    import transformers
+
+    config, tensors = unnested(directory)
+    made = transformers.DeepseekV3Config(**config | {"model_type": "deepseek_v3"})
+    cls = transformers.DeepseekV3ForCausalLM
+    model = cls.from_pretrained(None, config=made, state_dict=tensors, dtype=torch.float32, attn_implementation="eager")
     return model.eval()

@@ -12,6 +12,7 @@ from hetero.models.families import (
     bailing_moe,
     bailing_moe_v2,
     deepseek,
+    glm4_moe,
     gpt_oss,
     granite_moe,
     hunyuan_moe,
@@ -60,7 +61,7 @@ class Family(Protocol):
     def forward(self, config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor: ...
 
 
-_DENSE_AND_FIRST = (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, gpt_oss)
+_DENSE_AND_FIRST = (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, glm4_moe, gpt_oss)
 _QWEN = (qwen_dense, qwen2_moe, qwen3_next, qwen3_5_moe)
 _LATER = (granite_moe, hunyuan_moe, bailing_moe, bailing_moe_v2, llama4)
 FAMILIES: dict[str, Family] = {f.NAME: f for f in (*_DENSE_AND_FIRST, *_QWEN, *_LATER)}

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from hetero.machine.types import ModelError, Role
-from hetero.models.config import MoeConfig, RopeConfig
+from hetero.models.config import ModelConfig, MoeConfig, RopeConfig
 
 _REQUIRED: Any = object()
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 MAX_DIM = 1 << 26
+INV_FREQ = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+"""Rope frequencies that some checkpoints hold; they follow from the configuration."""
+VISION = r"(model\.)?(vision_tower|vision_model|visual|mm_projector|multi_modal_projector)\..*"
+"""Tensors of the towers that turn images into embeddings; this version reads text only."""
+_looked_up: ContextVar[set[str] | None] = ContextVar("looked_up", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,9 @@ class Keys:
 
     def get(self, key: str) -> Any:
         """The raw value, or None."""
+        looked_up = _looked_up.get()
+        if looked_up is not None:
+            looked_up.add(self.prefix + key)
         value = self.values.get(self.prefix + key)
         if isinstance(value, np.ndarray):
             entries = value.tolist()
@@ -147,6 +157,25 @@ class Keys:
             )
 
 
+@contextmanager
+def recorded_keys() -> Iterator[set[str]]:
+    """While it lasts, the full names of hyper-parameters that are looked up, nested ones as `rope_scaling.factor`."""
+    keys: set[str] = set()
+    token = _looked_up.set(keys)
+    try:
+        yield keys
+    finally:
+        _looked_up.reset(token)
+
+
+def text_keys(raw: Mapping[str, Any], where: str) -> Keys:
+    """The hyper-parameters of a config.json's language model, which multimodal models nest in `text_config`."""
+    nested = raw.get("text_config")
+    if not isinstance(nested, dict):
+        return Keys(raw, where)
+    return Keys({f"text_config.{key}": value for key, value in nested.items()}, where, "text_config.")
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -178,8 +207,8 @@ def rope_from_hf(
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     if not isinstance(raw, dict):
         raise keys.fail(name, _short(raw), "an object")
-    p = Keys(raw, keys.where, f"{name}.")
-    p.values = {f"{name}.{k}": v for k, v in raw.items()}
+    name = keys.prefix + name
+    p = Keys({f"{name}.{k}": v for k, v in raw.items()}, keys.where, f"{name}.")
     kind = p.text("rope_type", p.text("type", "default"))
     if kind not in _HF_KINDS or any(isinstance(v, dict) for v in raw.values()):
         found = kind if kind not in _HF_KINDS else "given per layer type"
@@ -311,6 +340,21 @@ def attention_tensors(prefix: str, hidden: int, heads: int, kv_heads: int, dim: 
     if bias:
         out |= {f"{prefix}{p}_proj.bias": Expected((n,), "small") for p, n in rows.items()}
         out[f"{prefix}o_proj.bias"] = Expected((hidden,), "small", optional=True)
+    return out
+
+
+def feed_forward_tensors(config: ModelConfig, layer: int) -> dict[str, Expected]:
+    """The router with its bias, the routed and the shared experts of a layer, or its dense MLP."""
+    prefix, hidden, moe = f"model.layers.{layer}.mlp.", config.hidden_size, config.moe
+    if moe is None or not config.is_moe_layer(layer):
+        return mlp_tensors(prefix, hidden, config.intermediate_size)
+    out = expert_tensors(prefix, hidden, moe.intermediate_size, moe.n_experts, moe.expert_bias)
+    if moe.correction_bias:
+        out[prefix + "gate.e_score_correction_bias"] = Expected((moe.n_experts,), "small")
+    if moe.shared_intermediate_size:
+        out |= mlp_tensors(prefix + "shared_experts.", hidden, moe.shared_intermediate_size)
+    if moe.shared_gate:
+        out[prefix + "shared_expert_gate.weight"] = Expected((1, hidden), "small")
     return out
 
 

@@ -13,11 +13,10 @@ from hetero.models.families.common import (
     Expected,
     Keys,
     attention_tensors,
-    expert_tensors,
+    feed_forward_tensors,
     gguf_heads,
     gguf_shape,
     kv_heads,
-    mlp_tensors,
     rope_from_gguf,
     rope_from_hf,
     shell_tensors,
@@ -100,17 +99,7 @@ def model_tensors(config: ModelConfig) -> dict[str, Expected]:
     for layer in range(config.n_layers):
         p = f"model.layers.{layer}."
         out |= attention_tensors(p + "self_attn.", hidden, *heads, config.attention_bias)
-        if config.moe is None or not config.is_moe_layer(layer):
-            out |= mlp_tensors(p + "mlp.", hidden, config.intermediate_size)
-            continue
-        moe = config.moe
-        out |= expert_tensors(p + "mlp.", hidden, moe.intermediate_size, moe.n_experts, moe.expert_bias)
-        if config.moe.correction_bias:
-            out[p + "mlp.gate.e_score_correction_bias"] = Expected((config.moe.n_experts,), "small")
-        if config.moe.shared_intermediate_size:
-            out |= mlp_tensors(p + "mlp.shared_experts.", hidden, config.moe.shared_intermediate_size)
-        if config.moe.shared_gate:
-            out[p + "mlp.shared_expert_gate.weight"] = Expected((1, hidden), "small")
+        out |= feed_forward_tensors(config, layer)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import build_bpe, encoder_of, pretokenizer
-from hetero.models.text.model import TextModel, recommended
+from hetero.models.text.model import TextModel, recognised, recommended
 from hetero.models.text.pieces import Pieces, Style
 from hetero.models.text.spm_gguf import SpmEncoder
 from hetero.models.text.stops import stop_set
@@ -82,12 +82,14 @@ def load(metadata: Mapping[str, Any], vocab_size: int) -> TextModel:
     used = vocabulary.used()
     if used > vocab_size:
         vocabulary.notes.append(f"the vocabulary has {used} tokens, the model only {vocab_size} embeddings")
+    template = _template(metadata, vocabulary, edges)
     return TextModel(
         Tokenizer(encoder, pieces, edges, vocab_size),
-        _template(metadata, vocabulary, edges),
+        template,
         stop_set(pieces.added, pieces.token_of, _declared_stops(metadata, vocabulary, eos)),
         recommended({name: metadata.get(key) for key, name in _SAMPLING.items()}),
         min(used, vocab_size),
+        recognised(template, pieces),
         tuple(vocabulary.notes),
         _save=partial(_write, _kept(metadata)),
     )

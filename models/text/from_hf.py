@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import encoder_of
-from hetero.models.text.model import TextModel, recommended
+from hetero.models.text.model import TextModel, recognised, recommended
 from hetero.models.text.pieces import SPACE_MARK, Pieces, Style
 from hetero.models.text.stops import stop_set
 from hetero.models.text.template import ChatTemplate
@@ -50,12 +50,14 @@ def load(directory: Path, vocab_size: int) -> TextModel:
     if n_tokens > vocab_size:
         notes.append(f"the tokenizer has {n_tokens} tokens, the model only {vocab_size} embeddings")
     declared = _ids(config) | _ids(generation) | ({edges.eos_id} if edges.eos_id is not None else set())
+    template = _template(directory, settings, names)
     return TextModel(
         Tokenizer(encoder_of(hf), pieces, edges, vocab_size),
-        _template(directory, settings, names),
+        template,
         stop_set(added, hf.id_to_token, {token for token in declared if 0 <= token < vocab_size}),
         recommended({key: generation.get(key) for key in _SAMPLING}),
         min(n_tokens, vocab_size),
+        recognised(template, pieces),
         tuple(notes),
         _save=partial(_copy, directory),
     )

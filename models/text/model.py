@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from hetero.machine.types import UsageError
+from hetero.models.text.answers import DIALECTS, Dialect, dialect_of
+from hetero.models.text.pieces import Pieces
 from hetero.models.text.template import ChatTemplate
 from hetero.models.text.tokenizer import Tokenizer
 
@@ -31,6 +33,14 @@ def recommended(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: int(v) if name == "top_k" else float(v) for name, v in usable.items()}
 
 
+def recognised(template: ChatTemplate | None, pieces: Pieces) -> Dialect:
+    """The model's dialect, whose marks decoded text shows from now on."""
+    sources = "" if template is None else "\n".join((template.source, *template.named.values()))
+    dialect = dialect_of(sources, set(pieces.texts()))
+    pieces.show(dialect.marks)
+    return dialect
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A conversation as the model reads it: its token ids and the text that they spell."""
@@ -50,6 +60,8 @@ class TextModel:
     """Sampling that the model's makers recommend: temperature, top_p, top_k, min_p, repetition_penalty, if given."""
     n_tokens: int
     """Ids from here on are padding of the embedding: the sampler must never choose them."""
+    dialect: Dialect = DIALECTS["plain"]
+    """How the model marks reasoning and tool calls; `dialect.parser` takes an answer apart."""
     notes: tuple[str, ...] = ()
     """What a user should know about how the files were read."""
     _save: Callable[[Path], None] = field(repr=False, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Literal
 
@@ -14,7 +14,6 @@ Style = Literal["byte-level", "spm", "words"]
 
 SPACE_MARK = "▁"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_ALWAYS_SHOWN = frozenset(tag for pair in TAGS for tag in pair)
 
 
 @lru_cache(maxsize=1)
@@ -42,11 +41,20 @@ class Pieces:
         self.style = style
         self.added = added
         self.strip_first = strip_first
+        self._shown = frozenset(tag for pair in TAGS for tag in pair)
         self._cache: dict[int, bytes] = {}
+
+    def show(self, marks: Iterable[str]) -> None:
+        """Shows these tokens in decoded text although they are special: the answer's parser needs them."""
+        self._shown |= frozenset(marks)
+
+    def texts(self) -> list[str]:
+        """The tokens that are matched as a whole."""
+        return [text for token in self.added if (text := self.token_of(token)) is not None]
 
     def is_special(self, token: int) -> bool:
         """Whether decoded text leaves the token out. Thinking tags are always shown: the splitter needs them."""
-        return self.added.get(token, False) and self.token_of(token) not in _ALWAYS_SHOWN
+        return self.added.get(token, False) and self.token_of(token) not in self._shown
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of one token, b"" for an id outside the vocabulary."""

@@ -14,8 +14,10 @@ TAGS: tuple[tuple[str, str], ...] = (
 )
 
 
-def _held_back(text: str, tags: tuple[str, ...]) -> int:
+def held_back(text: str, tags: tuple[str, ...]) -> int:
     """How many characters at the end of `text` may be the beginning of one of `tags`."""
+    if not tags:
+        return 0
     longest = min(len(text), max(len(tag) for tag in tags) - 1)
     for count in range(longest, 0, -1):
         if any(tag.startswith(text[-count:]) for tag in tags):
@@ -34,10 +36,12 @@ class ThinkingSplitter:
 
     It starts inside the thinking if the rendered prompt ends with an opening tag. Otherwise a tag counts only at the
     beginning of the output, so that an answer may talk about tags. Thinking that is never closed stays thinking.
-    Line breaks just inside the opening and just after the closing tag are dropped.
+    Line breaks just inside the opening and just after the closing tag are dropped. The marks `until` end thinking as
+    well, but belong to the answer.
     """
 
-    def __init__(self, prompt_tail: str) -> None:
+    def __init__(self, prompt_tail: str, until: tuple[str, ...] = ()) -> None:
+        self._until = until
         opened = _opened_by(prompt_tail)
         self._closing = opened[1] if opened else ""
         self._state: Literal["start", "thinking", "answer"] = "thinking" if opened else "start"
@@ -73,13 +77,16 @@ class ThinkingSplitter:
             self._state = "answer"
 
     def _think(self, parts: list[Part]) -> None:
-        at = self._buffer.find(self._closing)
-        if at < 0:
-            self._emit(parts, "thinking", len(self._buffer) - _held_back(self._buffer, (self._closing,)))
+        ends = (self._closing, *self._until)
+        found = [(at, end) for end in ends if (at := self._buffer.find(end)) >= 0]
+        if not found:
+            self._emit(parts, "thinking", len(self._buffer) - held_back(self._buffer, ends))
             return
+        at, end = min(found)
         self._emit(parts, "thinking", at)
-        self._buffer = self._buffer[len(self._closing) :]
-        self._state, self._drop_breaks = "answer", True
+        if end == self._closing:
+            self._buffer = self._buffer[len(end) :]
+        self._state, self._drop_breaks = "answer", end == self._closing
 
     def _emit(self, parts: list[Part], kind: Literal["thinking", "answer"], count: int) -> None:
         text, self._buffer = self._buffer[:count], self._buffer[count:]

@@ -1,74 +1,9 @@
 // The exported functions: each checks its arguments and lengths, then hands over to the part that works.
 #pragma once
+#include "checks.h"
 #include "moe.h"
 
 namespace {
-
-constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxInputs = int64_t(1) << 24;  // keeps every product within 63 bits
-
-inline int check_shape(int format, int64_t n, int64_t k, Message message) {
-    if (format < 0 || format >= HETERO_FORMATS) return message.fail(HETERO_BAD_ARGUMENT, "unknown format %d", format);
-    if (n < 1 || k < 1 || n > kMaxRows || k > kMaxInputs)
-        return message.fail(HETERO_BAD_ARGUMENT, "a matrix of %lld x %lld is out of range", (long long)n, (long long)k);
-    const FormatInfo &f = kFormats[format];
-    if (f.kind != kFp8 && k % f.block_k)  // FP8's last block may be padded
-        return message.fail(HETERO_BAD_ARGUMENT, "%s rows come in blocks of %d, and %lld is no multiple of that", f.name,
-                            f.block_k, (long long)k);
-    return HETERO_OK;
-}
-
-inline int check_buffer(const char *what, const void *data, size_t bytes, int64_t expected, Message message) {
-    if (bytes != size_t(expected))
-        return message.fail(HETERO_BAD_ARGUMENT, "%s: %zu bytes given, %lld expected", what, bytes,
-                            (long long)expected);
-    if (!data && expected) return message.fail(HETERO_BAD_ARGUMENT, "%s: null pointer", what);
-    return HETERO_OK;
-}
-
-inline int check_matrix(const hetero_matrix *m, Message message) {
-    if (!m) return message.fail(HETERO_BAD_ARGUMENT, "matrix: null pointer");
-    if (const int code = check_shape(m->format, m->n, m->k, message)) return code;
-    return check_buffer("matrix", m->data, m->bytes, packed_bytes(m->format, m->n, m->k), message);
-}
-
-inline int check_bank_shape(const hetero_bank *b, Message message) {
-    if (!b) return message.fail(HETERO_BAD_ARGUMENT, "expert bank: null pointer");
-    if (const int code = check_shape(b->gate_format, b->inter, b->hidden, message)) return code;
-    if (const int code = check_shape(b->up_format, b->inter, b->hidden, message)) return code;
-    if (const int code = check_shape(b->down_format, b->hidden, b->inter, message)) return code;
-    const int64_t down_offset =
-        packed_bytes(b->gate_format, b->inter, b->hidden) + packed_bytes(b->up_format, b->inter, b->hidden);
-    const int64_t used = down_offset + packed_bytes(b->down_format, b->hidden, b->inter);
-    if (b->down_offset != down_offset || b->stride < used || b->n_experts < 1 || b->n_experts > 65536)
-        return message.fail(HETERO_BAD_ARGUMENT,
-                            "expert bank: %lld experts of stride %lld, down at %lld; expected >= %lld, at %lld",
-                            (long long)b->n_experts, (long long)b->stride, (long long)b->down_offset, (long long)used,
-                            (long long)down_offset);
-    return HETERO_OK;
-}
-
-inline int check_bias(const char *what, const float *bias, size_t bytes, int64_t expected, Message message) {
-    return bias ? check_buffer(what, bias, bytes, expected, message) : HETERO_OK;
-}
-
-// The parts of a bank that only products read; its shape has been checked.
-inline int check_bank_values(const hetero_bank *b, Message message) {
-    if (b->activation < 0 || b->activation >= HETERO_ACTIVATIONS)
-        return message.fail(HETERO_BAD_ARGUMENT, "expert bank: unknown activation %d", b->activation);
-    const int64_t inter = 4 * b->n_experts * b->inter, hidden = 4 * b->n_experts * b->hidden;
-    if (const int code = check_bias("gate bias", b->gate_bias, b->gate_bias_bytes, inter, message)) return code;
-    if (const int code = check_bias("up bias", b->up_bias, b->up_bias_bytes, inter, message)) return code;
-    if (const int code = check_bias("down bias", b->down_bias, b->down_bias_bytes, hidden, message)) return code;
-    return check_buffer("experts", b->data, b->bytes, b->n_experts * b->stride, message);
-}
-
-inline int check_ids(const int32_t *ids, int64_t count, int64_t n_experts, Message message) {
-    for (int64_t i = 0; i < count; i++)
-        if (ids[i] < -1 || ids[i] >= n_experts)
-            return message.fail(HETERO_BAD_ARGUMENT, "expert id %d at %lld: expected -1 to %lld", ids[i], (long long)i,
-                                (long long)n_experts - 1);
-    return HETERO_OK;
-}
 
 inline void pack_tiles(int format, int64_t n, int64_t k, const uint8_t *rows, uint8_t *tiles, int64_t tile_stride) {
     const int64_t row_size = raw_row_bytes(format, k);
@@ -215,6 +150,7 @@ int hetero_dequantize(int32_t format, int64_t n, int64_t k, const uint8_t *rows,
 int hetero_check_scales(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes,
                         int64_t *block, char *text, size_t text_bytes) {
     const Message message = {text, text_bytes};
+    if (const int code = check_target("block", block, message)) return code;
     if (const int code = check_shape(format, n, k, message)) return code;
     const int64_t row_size = raw_row_bytes(format, k);
     if (const int code = check_buffer("rows", rows, rows_bytes, n * row_size, message)) return code;
@@ -232,6 +168,7 @@ int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t 
     if (const int code = check_matrix(matrix, message)) return code;
     if (n_ids < 0 || n_ids > kMaxRows)
         return message.fail(HETERO_BAD_ARGUMENT, "%lld rows asked for", (long long)n_ids);
+    if (const int code = check_buffer("ids", ids, size_t(8 * n_ids), 8 * n_ids, message)) return code;
     if (const int code = check_buffer("out", out, out_bytes, 4 * n_ids * matrix->k, message)) return code;
     for (int64_t i = 0; i < n_ids; i++)
         if (ids[i] < 0 || ids[i] >= matrix->n)
@@ -262,6 +199,7 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t size, con
     acts.x = x;
     acts.x_stride = k;
     if (needs_buffers(format)) {
+        if (const int code = check_aligned("scratch", reinterpret_cast<float *>(scratch), message)) return code;
         if (!scratch || scratch_bytes < ActBuffers::bytes(n_tokens, k))
             return message.fail(HETERO_BAD_ARGUMENT, "scratch: %zu bytes given, %zu needed", scratch_bytes,
                                 ActBuffers::bytes(n_tokens, k));
@@ -275,11 +213,14 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t size, con
 }
 
 int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32_t n_matrices, const float *x,
-                  size_t x_bytes, int64_t n_tokens, const float *const *biases, float *const *outs,
-                  const size_t *out_bytes, char *text, size_t text_bytes) {
+                  size_t x_bytes, int64_t n_tokens, const float *const *biases, const size_t *bias_bytes,
+                  float *const *outs, const size_t *out_bytes, char *text, size_t text_bytes) {
     const Message message = {text, text_bytes};
-    if (!pool || !matrices || !outs || !out_bytes || n_matrices < 1 || n_tokens < 0 || n_tokens > kMaxRows)
-        return message.fail(HETERO_BAD_ARGUMENT, "linear needs a pool, matrices and outputs");
+    if (!pool || !matrices || !outs || !out_bytes || (biases && !bias_bytes))
+        return message.fail(HETERO_BAD_ARGUMENT, "linear needs a pool, matrices, outputs and their lengths");
+    if (n_matrices < 1 || n_matrices > kMaxMatrices || n_tokens < 0 || n_tokens > kMaxRows)
+        return message.fail(HETERO_BAD_ARGUMENT, "linear: %d matrices for %lld tokens", n_matrices,
+                            (long long)n_tokens);
     for (int m = 0; m < n_matrices; m++) {
         if (const int code = check_matrix(matrices[m], message)) return code;
         if (matrices[m]->k != matrices[0]->k)
@@ -287,6 +228,8 @@ int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32
                                 (long long)matrices[0]->k, (long long)matrices[m]->k);
         const int64_t expected = 4 * n_tokens * matrices[m]->n;
         if (const int code = check_buffer("out", outs[m], out_bytes[m], expected, message)) return code;
+        if (!biases) continue;
+        if (const int code = check_optional("bias", biases[m], bias_bytes[m], 4 * matrices[m]->n, message)) return code;
     }
     if (const int code = check_buffer("x", x, x_bytes, 4 * n_tokens * matrices[0]->k, message)) return code;
     if (!n_tokens) return HETERO_OK;
@@ -295,19 +238,21 @@ int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32
 }
 
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
-               const int32_t *ids, const float *weights, int64_t top_k, float *out, size_t out_bytes, char *text,
-               size_t text_bytes) {
+               const int32_t *ids, size_t ids_bytes, const float *weights, size_t weights_bytes, int64_t top_k,
+               float *out, size_t out_bytes, char *text, size_t text_bytes) {
     const Message message = {text, text_bytes};
-    if (!pool || n_tokens < 0 || n_tokens > kMaxRows || top_k < 1 || top_k > 4096)
-        return message.fail(HETERO_BAD_ARGUMENT, "moe needs a pool, tokens and 1 to 4096 experts a token, not %lld",
-                            (long long)top_k);
+    if (!pool || n_tokens < 0 || n_tokens > kMaxRows || top_k < 1 || top_k > kMaxTopK)
+        return message.fail(HETERO_BAD_ARGUMENT, "moe needs a pool, tokens and 1 to %lld experts a token, not %lld",
+                            (long long)kMaxTopK, (long long)top_k);
     if (const int code = check_bank_shape(bank, message)) return code;
     if (const int code = check_bank_values(bank, message)) return code;
     if (const int code = check_buffer("x", x, x_bytes, 4 * n_tokens * bank->hidden, message)) return code;
     if (const int code = check_buffer("out", out, out_bytes, 4 * n_tokens * bank->hidden, message)) return code;
+    const int64_t slots = n_tokens * top_k;
+    if (const int code = check_buffer("ids", ids, ids_bytes, 4 * slots, message)) return code;
+    if (const int code = check_buffer("weights", weights, weights_bytes, 4 * slots, message)) return code;
     if (!n_tokens) return HETERO_OK;
-    if (!ids || !weights) return message.fail(HETERO_BAD_ARGUMENT, "moe: expert ids or weights are null");
-    if (const int code = check_ids(ids, n_tokens * top_k, bank->n_experts, message)) return code;
+    if (const int code = check_ids(ids, slots, bank->n_experts, message)) return code;
     const Locked locked(pool);
     return moe(pool, bank, x, n_tokens, ids, weights, top_k, out, message);
 }

@@ -196,7 +196,7 @@ inline void run_attention(Pool *pool, const hetero_attention_args *a, float *scr
 }
 
 inline int check_attention(const hetero_attention_args *a, Message message) {
-    if (!a || !a->q || !a->k || !a->pages || !a->out) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
+    if (!a || !a->pages) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
     if (a->kv_format < 0 || a->kv_format > HETERO_BF16)
         return message.fail(HETERO_BAD_ARGUMENT, "attention: KV format %d is not F32, F16 or BF16", a->kv_format);
     if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->first < 0 || a->first > kMaxRows || a->heads < 1 ||
@@ -204,16 +204,17 @@ inline int check_attention(const hetero_attention_args *a, Message message) {
         a->e > 65536 || a->page < 8 || a->page > kMaxPage || a->page % 8 || (!a->v && a->e > a->d) || a->window < 0 ||
         a->window > kMaxRows || a->chunk < 0 || a->chunk > kMaxRows)
         return message.fail(HETERO_BAD_ARGUMENT, "attention: shapes out of range");
-    const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2, stored = a->n_slots * a->groups * size;
-    if (a->n_slots < 0 || a->n_slots > kMaxRows || a->n_slots % a->page ||
-        a->k_bytes != size_t(stored * a->d) || (a->v && a->v_bytes != size_t(stored * a->e)))
-        return message.fail(HETERO_BAD_ARGUMENT, "attention: KV store of %zu bytes does not hold %lld slots", a->k_bytes,
-                            (long long)a->n_slots);
-    if (a->sinks && a->sinks_bytes != size_t(a->heads * 4))
-        return message.fail(HETERO_BAD_ARGUMENT, "attention: %zu bytes of sinks for %lld heads", a->sinks_bytes,
-                            (long long)a->heads);
-    if (a->q_bytes != size_t(a->n_tokens * a->heads * a->d * 4) || a->out_bytes != size_t(a->n_tokens * a->heads * a->e * 4))
-        return message.fail(HETERO_BAD_ARGUMENT, "attention: q or out has the wrong length");
+    if (a->n_slots < 0 || a->n_slots > kMaxRows || a->n_slots % a->page)
+        return message.fail(HETERO_BAD_ARGUMENT, "attention: %lld slots in pages of %lld", (long long)a->n_slots,
+                            (long long)a->page);
+    const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2, queries = product({4, a->n_tokens, a->heads});
+    const int64_t slots = product({size, a->n_slots, a->groups}), k_bytes = product({slots, a->d});
+    if (const int code = check_buffer("keys", a->k, a->k_bytes, k_bytes, message)) return code;
+    if (const int code = check_optional("values", a->v, a->v_bytes, product({slots, a->e}), message)) return code;
+    if (const int code = check_optional("sinks", a->sinks, a->sinks_bytes, 4 * a->heads, message)) return code;
+    if (const int code = check_buffer("q", a->q, a->q_bytes, product({queries, a->d}), message)) return code;
+    if (const int code = check_buffer("out", a->out, a->out_bytes, product({queries, a->e}), message)) return code;
+    if (const int code = check_aligned("pages", a->pages, message)) return code;
     const int64_t needed = ceil_div(a->first + a->n_tokens, a->page);
     if (a->n_pages < needed) return message.fail(HETERO_BAD_ARGUMENT, "attention: %lld pages given, %lld needed",
                                                  (long long)a->n_pages, (long long)needed);
@@ -252,20 +253,18 @@ struct NormRopeJob {
     }
 };
 
+// The part of a step's arguments that plain attention does not have; a has been checked.
 inline int check_step(const hetero_attention_args *a, const hetero_step_args *s, Message message) {
-    if (!a || !s || !s->q || !s->k || !s->v || !a->v || (s->half && (!s->cos || !s->sin)))
-        return message.fail(HETERO_BAD_ARGUMENT, "attention step: null pointer");
-    if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->heads < 1 || a->heads > 65536 || a->groups < 1 ||
-        a->groups > 65536 || a->d < 1 || a->d > 65536 || a->e < 1 || a->e > 65536 || a->page < 8 ||
-        a->page > kMaxPage || s->half < 0 || s->half > 1024 || 2 * s->half > a->d)
-        return message.fail(HETERO_BAD_ARGUMENT, "attention step: shapes out of range");
-    if (s->q_bytes != size_t(a->n_tokens * a->heads * a->d * 4) ||
-        s->k_bytes != size_t(a->n_tokens * a->groups * a->d * 4) ||
-        s->v_bytes != size_t(a->n_tokens * a->groups * a->e * 4) ||
-        (s->q_norm && s->q_norm_bytes != size_t(a->d * 4)) || (s->k_norm && s->k_norm_bytes != size_t(a->d * 4)) ||
-        s->table_bytes != size_t(a->n_tokens * s->half * 4))
-        return message.fail(HETERO_BAD_ARGUMENT, "attention step: a buffer has the wrong length");
-    return HETERO_OK;
+    if (!a->v || s->half < 0 || s->half > 1024 || 2 * s->half > a->d)
+        return message.fail(HETERO_BAD_ARGUMENT, "attention step: no values, or %lld pairs to turn",
+                            (long long)s->half);
+    const int64_t added = product({4, a->n_tokens, a->groups}), table = 4 * a->n_tokens * s->half;
+    if (const int code = check_buffer("new k", s->k, s->k_bytes, product({added, a->d}), message)) return code;
+    if (const int code = check_buffer("new v", s->v, s->v_bytes, product({added, a->e}), message)) return code;
+    if (const int code = check_optional("q norm", s->q_norm, s->q_norm_bytes, 4 * a->d, message)) return code;
+    if (const int code = check_optional("k norm", s->k_norm, s->k_norm_bytes, 4 * a->d, message)) return code;
+    if (const int code = check_buffer("cos", s->cos, s->table_bytes, table, message)) return code;
+    return check_buffer("sin", s->sin, s->table_bytes, table, message);
 }
 
 // Turns the new keys and stores them with the values; `turned` holds one token's keys.
@@ -291,16 +290,19 @@ inline void turn_queries(const hetero_attention_args *a, const hetero_step_args 
 }
 
 inline int check_rope(const hetero_rope_args *a, Message message) {
-    if (!a || !a->x || !a->out || (a->half && (!a->cos || !a->sin)))
-        return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: null pointer");
+    if (!a) return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: null pointer");
     if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->heads < 1 || a->heads > 65536 || a->d < 1 || a->d > (1 << 20) ||
         a->half < 0 || a->half > 1024 || 2 * a->half > a->d || a->x_stride < a->heads * a->d || a->x_stride > (1 << 26))
         return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: shapes out of range");
-    const int64_t rows = a->n_tokens ? (a->n_tokens - 1) * a->x_stride + a->heads * a->d : 0;
-    if (a->x_bytes < size_t(rows * 4) || a->out_bytes != size_t(a->n_tokens * a->heads * a->d * 4) ||
-        (a->weight && a->weight_bytes != size_t(a->d * 4)) || a->table_bytes != size_t(a->n_tokens * a->half * 4))
-        return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: a buffer has the wrong length");
-    return HETERO_OK;
+    const int64_t row = a->heads * a->d, read = a->n_tokens ? 4 * ((a->n_tokens - 1) * a->x_stride + row) : 0;
+    if (a->x_bytes < size_t(read))
+        return message.fail(HETERO_BAD_ARGUMENT, "x: %zu bytes given, %lld needed", a->x_bytes, (long long)read);
+    const int64_t table = 4 * a->n_tokens * a->half;
+    if (const int code = check_buffer("x", a->x, size_t(read), read, message)) return code;
+    if (const int code = check_buffer("out", a->out, a->out_bytes, product({4, a->n_tokens, row}), message)) return code;
+    if (const int code = check_optional("weight", a->weight, a->weight_bytes, 4 * a->d, message)) return code;
+    if (const int code = check_buffer("cos", a->cos, a->table_bytes, table, message)) return code;
+    return check_buffer("sin", a->sin, a->table_bytes, table, message);
 }
 
 }  // namespace
@@ -312,6 +314,7 @@ int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char 
     const Message m = {message, message_bytes};
     if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "attention: no pool");
     if (const int code = check_attention(args, m)) return code;
+    if (!args->n_tokens) return HETERO_OK;
     const Locked locked(pool);
     auto *scratch = reinterpret_cast<float *>(pool_scratch(pool, attention_scratch(args, pool, 0)));
     if (!scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
@@ -322,17 +325,19 @@ int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char 
 int hetero_attention_step(hetero_pool *pool, const hetero_attention_args *args, const hetero_step_args *step,
                           char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
-    if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "attention step: no pool");
-    if (const int code = check_step(args, step, m)) return code;
+    if (!pool || !args || !step) return m.fail(HETERO_BAD_ARGUMENT, "attention step: null pointer");
     hetero_attention_args turned = *args;
+    turned.q = step->q;
+    turned.q_bytes = step->q_bytes;
+    if (const int code = check_attention(&turned, m)) return code;
+    if (const int code = check_step(args, step, m)) return code;
+    if (!args->n_tokens) return HETERO_OK;
     const int64_t q_floats = round_up(args->n_tokens * args->heads * args->d, 16);
     const int64_t k_floats = round_up(args->n_tokens * args->groups * args->d, 16);
     const Locked locked(pool);
     auto *scratch = reinterpret_cast<float *>(pool_scratch(pool, attention_scratch(args, pool, q_floats + k_floats)));
     if (!scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
     turned.q = scratch;
-    turned.q_bytes = step->q_bytes;
-    if (const int code = check_attention(&turned, m)) return code;
     turn_queries(&turned, step);
     store_new(args, step, scratch + q_floats);
     run_attention(pool, &turned, scratch + q_floats + k_floats);
@@ -343,12 +348,15 @@ int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes
                                    int64_t width, int64_t first, const int32_t *pages, int64_t n_pages, int64_t page,
                                    uint8_t *store, size_t store_bytes, char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
-    if (kv_format < 0 || kv_format > HETERO_BF16 || !values || !pages || !store || n_tokens < 0 || width < 1 ||
-        width > (1 << 26) || n_tokens > kMaxRows || first < 0 || first > kMaxRows || page < 1 || page > kMaxPage)
+    if (kv_format < 0 || kv_format > HETERO_BF16 || !pages || !store || n_tokens < 0 || width < 1 || width > (1 << 26) ||
+        n_tokens > kMaxRows || first < 0 || first > kMaxRows || page < 1 || page > kMaxPage)
         return m.fail(HETERO_BAD_ARGUMENT, "kv_append: arguments out of range");
     const int64_t row = width * (kv_format == HETERO_F32 ? 4 : 2), total = int64_t(store_bytes) / (row * page);
-    if (values_bytes != size_t(n_tokens * width * 4) || n_pages < ceil_div(first + n_tokens, page))
-        return m.fail(HETERO_BAD_ARGUMENT, "kv_append: a buffer has the wrong length");
+    if (const int code = check_buffer("values", values, values_bytes, 4 * n_tokens * width, m)) return code;
+    if (const int code = check_aligned("pages", pages, m)) return code;
+    if (n_pages < ceil_div(first + n_tokens, page))
+        return m.fail(HETERO_BAD_ARGUMENT, "kv_append: %lld pages given for %lld positions", (long long)n_pages,
+                      (long long)(first + n_tokens));
     for (int64_t t = 0; t < n_tokens; t++) {
         const int64_t at = first + t, number = pages[at / page];
         if (number < 0 || number >= total) return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %lld does not exist", (long long)number);
@@ -382,8 +390,8 @@ int hetero_linear_heads(hetero_pool *pool, const hetero_matrix *matrix, int64_t 
         return m.fail(HETERO_BAD_ARGUMENT, "linear_heads: %lld rows do not make %lld heads of whole tiles",
                       (long long)matrix->n, (long long)heads);
     const int64_t rows = matrix->n / heads, k = matrix->k;
-    if (const int code = check_buffer("x", x, x_bytes, 4 * heads * n_tokens * k, m)) return code;
-    if (const int code = check_buffer("out", out, out_bytes, 4 * heads * n_tokens * rows, m)) return code;
+    if (const int code = check_buffer("x", x, x_bytes, product({4, heads, n_tokens, k}), m)) return code;
+    if (const int code = check_buffer("out", out, out_bytes, product({4, heads, n_tokens, rows}), m)) return code;
     if (!n_tokens) return HETERO_OK;
     const Locked locked(pool);
     const size_t bytes = size_t(packed_bytes(matrix->format, rows, k));

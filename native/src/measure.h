@@ -210,7 +210,9 @@ int hetero_measure_read(hetero_pool *pool, const uint8_t *data, size_t data_byte
                         int64_t n_offsets, int64_t piece_bytes, double *seconds, char *message,
                         size_t message_bytes) {
     const Message m = {message, message_bytes};
-    if (!pool || !data || !offsets || !seconds) return m.fail(HETERO_BAD_ARGUMENT, "measure_read: null pointer");
+    if (!pool || !data) return m.fail(HETERO_BAD_ARGUMENT, "measure_read needs a pool and memory");
+    if (const int code = check_target("offsets", offsets, m)) return code;
+    if (const int code = check_target("seconds", seconds, m)) return code;
     if (piece_bytes < 128 || piece_bytes % 128 || piece_bytes > int64_t(data_bytes) || n_offsets < 1 ||
         n_offsets > (int64_t(1) << 30) / ceil_div(piece_bytes, kStripBytes))
         return m.fail(HETERO_BAD_ARGUMENT, "measure_read: %lld pieces of %lld bytes are out of range",
@@ -230,7 +232,9 @@ int hetero_measure_read(hetero_pool *pool, const uint8_t *data, size_t data_byte
 int hetero_measure_compute(hetero_pool *pool, int32_t kind, int64_t rounds, double *operations, double *seconds,
                            char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
-    if (!pool || !operations || !seconds) return m.fail(HETERO_BAD_ARGUMENT, "measure_compute: null pointer");
+    if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "measure_compute needs a pool");
+    if (const int code = check_target("operations", operations, m)) return code;
+    if (const int code = check_target("seconds", seconds, m)) return code;
     if (kind < HETERO_MEASURE_INT8 || kind > HETERO_MEASURE_MADD || rounds < 1 || rounds > int64_t(1) << 40)
         return m.fail(HETERO_BAD_ARGUMENT, "measure_compute: kind %d, %lld rounds", kind, (long long)rounds);
     const Locked locked(pool);

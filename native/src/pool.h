@@ -65,7 +65,11 @@ struct hetero_pool {
     struct alignas(128) Line {
         std::atomic<uint32_t> value{0};
     };
-    Line epoch, sleeping_workers, finished, sleeping_caller, counter;
+    struct alignas(128) Counter {
+        std::atomic<int64_t> value{0};
+    };
+    Line epoch, sleeping_workers, finished, sleeping_caller;
+    Counter counter;
     Task task = nullptr;
     void *context = nullptr;
     bool stop = false;
@@ -151,18 +155,18 @@ inline void pool_run(Pool *pool, Task task, void *context) {
 }
 
 // The next one of the tasks; beyond the last one when none is left.
-inline uint32_t next_task(Pool *pool) { return pool->counter.value.fetch_add(1, std::memory_order_relaxed); }
+inline int64_t next_task(Pool *pool) { return pool->counter.value.fetch_add(1, std::memory_order_relaxed); }
 
 // The next run [begin, end) of `all` equal tasks: long ones first, then shorter ones, so that neighbours in memory
 // stay together and yet a worker that woke late or was held up leaves its share to the others.
 inline bool next_run(Pool *pool, int64_t all, int64_t longest, int64_t *begin, int64_t *end) {
     const int64_t smallest = 1 + all / (32 * pool->n);
-    uint32_t at = pool->counter.value.load(std::memory_order_relaxed);
+    int64_t at = pool->counter.value.load(std::memory_order_relaxed);
     int64_t size;
     do {
         if (at >= all) return false;
         size = min64(min64(longest, all - at), max64(smallest, (all - at) * 3 / (4 * pool->n)));
-    } while (!pool->counter.value.compare_exchange_weak(at, at + uint32_t(size), std::memory_order_relaxed));
+    } while (!pool->counter.value.compare_exchange_weak(at, at + size, std::memory_order_relaxed));
     *begin = at;
     *end = at + size;
     return true;
@@ -201,7 +205,7 @@ inline int start_worker(Pool *pool, int worker) {
 }
 
 inline int pool_create(const int32_t *cpus, int32_t n, Pool **out, Message message) {
-    if (!cpus || !out || n < 1 || n > kMaxThreads)
+    if (!cpus || !out || n < 1 || n > kMaxThreads || reinterpret_cast<uintptr_t>(cpus) % alignof(int32_t))
         return message.fail(HETERO_BAD_ARGUMENT, "a pool needs 1 to %d CPUs, not %d", kMaxThreads, n);
     void *memory = nullptr;
     if (posix_memalign(&memory, alignof(Pool), sizeof(Pool)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from hetero.cli.repl import Interrupt
 from hetero.engine import Done, Engine, Event, Prefill, Sampling, Token
 from hetero.machine.types import UsageError
 from hetero.models.text import Prompt
+from hetero.models.text.answers import DIALECTS
 
 
 class Script:
@@ -20,6 +22,7 @@ class Script:
 
     def __init__(self, *events: Event) -> None:
         self.events, self.played, self.closed = events, 0, False
+        self.text = SimpleNamespace(dialect=DIALECTS["plain"])
 
     def generate(self, ids: list[int], sampling: Sampling) -> Iterator[Event]:
         try:

@@ -9,7 +9,7 @@ import pytest
 from hetero.cli import bench
 from hetero.cli.runs import Sizes
 from tests.cli.harness import Run
-from tests.tiny import tiny_config
+from tests.tiny import random_weights, tiny_config, write_gguf
 
 
 def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
@@ -21,6 +21,10 @@ def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
         assert len(samples) == 3
         assert body[key]["median"] == sorted(samples)[1] > 0
     assert body["peak_rss_bytes"] > 50 << 20
+    memory = {part["part"]: part for part in body["memory"]}
+    for part in ("experts", "dense", "small", "kv cache"):
+        assert memory[part]["measured_bytes"] == pytest.approx(memory[part]["predicted_bytes"], rel=0.05)
+    assert memory["framework"]["measured_bytes"] > 50 << 20
     assert body["isa_tier"] in ("generic", "avx2", "avx512", "amx")
     assert body["threads"] >= 1
     assert body["device"] == "cpu"
@@ -109,6 +113,13 @@ def test_dry_run_of_convert_writes_nothing(run: Run, model: Path, tmp_path: Path
     assert 0 < body["expert_bytes"] < full["expert_bytes"]
     assert body["free_bytes"] > 0
     assert list(tmp_path.glob("tiny*")) == []
+
+
+def test_dry_run_of_a_dense_model_has_no_line_of_experts(run: Run, model: Path, tmp_path: Path) -> None:
+    config = tiny_config("llama")
+    dense = write_gguf(tmp_path / "dense.gguf", "llama", config, random_weights("llama", config))
+    assert "experts  " not in run("convert", dense, "--dry-run")[1].partition("verdict")[0]
+    assert "experts  " in run("convert", model, "--dry-run")[1].partition("verdict")[0]
 
 
 def test_dry_run_of_convert_refuses_a_folder_that_does_not_exist(run: Run, model: Path, tmp_path: Path) -> None:

@@ -110,13 +110,13 @@ def test_bad_files_end_in_one_line_and_their_code(
 
 
 @pytest.mark.parametrize("command", ["chat", "bench", "convert"])
-def test_a_tier_this_cpu_lacks_is_refused_with_a_hint(
+def test_a_tier_that_does_not_exist_is_a_usage_error_with_a_hint(
     command: str, run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HETERO_ISA", "neon9")
     args = [model, tmp_path / "out"] if command == "convert" else [model]
     code, out, err = run(command, *args, text="hi")
-    assert (code, out) == (3, "")
+    assert (code, out) == (2, "")
     assert "neon9" in err
     assert "\nhint: " in err
 
@@ -186,3 +186,9 @@ def test_bad_content_is_reported_before_torch_is_imported(tmp_path: Path, env: d
     )
     assert done.stdout == b"False 4\n"
     assert b"nan.gguf" in done.stderr
+
+
+def test_a_wrong_path_is_told_before_the_prompt_is_asked_for(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("chat", tmp_path / "nosuch.gguf")
+    assert code == 2
+    assert "nosuch.gguf: no such file" in err

@@ -23,6 +23,12 @@ def test_help_lists_every_command_and_so_does_no_command(env: dict[str, str]) ->
         assert all(name in done.stdout.decode() for name in COMMANDS)
 
 
+def test_help_shows_every_description_to_its_end(env: dict[str, str]) -> None:
+    done = hetero("--help", env=env | {"COLUMNS": "50"})
+    assert "..." not in done.stdout.decode().partition("Commands:")[2]
+    assert "without downloading or loading it." in " ".join(done.stdout.decode().split())
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_json(command: str, env: dict[str, str]) -> None:
     done = hetero(command, "--help", env=env)
@@ -41,7 +47,9 @@ def test_version_names_the_kernels_built(env: dict[str, str]) -> None:
     ("args", "words"),
     [
         (["chta"], "did you mean `hetero chat`?"),
-        (["chat", "--tmp", "1"], "--temp"),
+        (["chat", "--tmp", "1"], "did you mean --temp?"),
+        (["chat", "--bogus"], "no such option: --bogus hint: `hetero chat --help`"),
+        (["chat", "-z"], "no such option: -z hint: `hetero chat --help`"),
         (["chat", "--temp", "hot"], "--temp"),
         (["chat", "--temp", "nan"], "--temp"),
         (["chat", "--temp", "inf"], "--temp"),

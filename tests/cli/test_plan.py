@@ -314,3 +314,10 @@ def test_no_history_yet_is_said(run: Run) -> None:
     code, out, _ = run("plan", "--history")
     assert code == 0
     assert "no runs recorded yet" in out
+
+
+def test_a_sweep_of_which_no_point_fits_is_exit_3(run: Run, machine: Path) -> None:
+    code, out, _ = run("plan", "deepseek-r1", "--machine", machine, "--ram", "4G", "--sweep", "context=4k..8k")
+    assert code == 3
+    assert "does not fit" in out
+    assert run("plan", "deepseek-r1", "--machine", machine, "--ram", "4G", "--sweep", "ram=4G..4T")[0] == 0

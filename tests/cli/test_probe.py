@@ -15,7 +15,7 @@ import pytest
 from hetero.cli import probe_view, rates
 from hetero.machine.probe import probe
 from hetero.machine.rates import store_rates
-from hetero.machine.types import Gpu, KernelRate, Machine, Measured, Node, RateAt, Rates
+from hetero.machine.types import Gpu, KernelRate, Machine, Measured, Node, RateAt, Rates, TierStatus
 from tests.cli.harness import COMMAND, Run, hetero, terminal
 
 GIB = 1 << 30
@@ -212,3 +212,14 @@ def test_ascii_output_has_bars_too(env: dict[str, str]) -> None:
     done = hetero("probe", "--quick", env=env | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert b"####" in done.stdout
     assert b"?" not in done.stdout
+
+
+def test_one_reason_against_all_tiers_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    reason = "no native kernels: no C++ compiler was found at install"
+    tiers = tuple(TierStatus(name, False, False, reason) for name in ("generic", "avx2"))
+    tiers += (TierStatus("amx", False, False, "this CPU lacks amx_tile"),)
+    machine = dataclasses.replace(MACHINE, tiers=tiers, isa_tier=None, isa_reason=f"{reason}; install g++")
+    out, _ = shown(machine, capsys)
+    assert out.count(reason) == 1
+    assert row(out, "generic")[1] == "no"
+    assert "this CPU lacks amx_tile" in out

@@ -130,7 +130,7 @@ def test_an_unknown_name_lists_the_cards() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["hidden_size", "num_hidden_layers", "kv_lora_rank", "num_experts_per_tok", "vocab_size"]
+    "key", ["hidden_size", "num_hidden_layers", "kv_lora_rank", "n_routed_experts", "vocab_size"]
 )
 @pytest.mark.parametrize("card", ["deepseek-v3.2", "kimi-k2.6"])
 def test_a_config_with_a_missing_key_is_a_model_error_naming_it(card: str, key: str) -> None:

@@ -14,7 +14,8 @@ from hetero.machine.types import ModelError
 from hetero.models.checkpoint import open_checkpoint
 from hetero.models.config import MlaConfig, MoeConfig, RopeConfig
 from hetero.models.families import family_for_gguf, family_for_hf
-from tests.tiny import tiny_config, tiny_gguf
+from hetero.models.families.common import recorded_keys
+from tests.tiny import tiny_config, tiny_gguf, tiny_hf
 
 # The values of the models' own config.json files.
 V3: dict[str, Any] = {
@@ -253,7 +254,7 @@ def test_architectures_decide_before_model_type() -> None:
         (QWEN, {"num_experts": 10**9}, ["num_experts"]),
         (QWEN, {"mlp_only_layers": [48]}, ["mlp_only_layers", "47"]),
         (QWEN, {"use_sliding_window": True}, ["use_sliding_window"]),
-        (V3, {"topk_method": "greedy"}, ["sigmoid", "greedy", "noaux_tc"]),
+        (V3, {"topk_method": "greedy"}, ["topk_method", "greedy", "noaux_tc"]),
         (V3, {"scoring_func": "softmax"}, ["softmax"]),
         (V3, {"n_group": 7}, ["256 experts in 7 groups"]),
         (V3, {"topk_group": 9}, ["of which 9"]),
@@ -436,3 +437,20 @@ def test_index_sums_up_the_configuration(tmp_path: Path) -> None:
 
 def test_keys_that_nobody_reads_do_no_harm() -> None:
     assert read(json.loads(json.dumps(V3 | {"note": float("nan"), "quantization": {"deep": [1]}}))) == read(V3)
+
+
+def test_vision_tensors_are_skipped_by_name_and_counted(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_hf("kimi_k25", tmp_path)) as c:
+        assert "2 tensors of the vision parts are not used" in c.notes[0]
+        assert c.config.model_type == "kimi_k2"
+        assert "model.layers.0.self_attn.q_a_proj.weight" in c
+
+
+def test_looked_up_keys_are_recorded_under_their_full_names() -> None:
+    rope = {"type": "yarn", "factor": 2, "original_max_position_embeddings": 64}
+    with recorded_keys() as keys:
+        read({"architectures": ["KimiK25ForConditionalGeneration"], "text_config": V3 | {"rope_scaling": rope}})
+    assert {"text_config.hidden_size", "text_config.rope_scaling.factor"} <= keys
+    before = set(keys)
+    read(LLAMA)
+    assert keys == before

@@ -20,7 +20,8 @@ import pytest
 
 from hetero.machine.types import TierError, UsageError
 from hetero.models.convert import convert
-from hetero.models.journal import JOURNAL
+from hetero.models.journal import JOURNAL, Journal
+from hetero.models.pack import Packed
 from hetero.models.store import open_store, verify
 from hetero.native import Kernels
 from tests.models.gguf_maker import Shape, write
@@ -279,6 +280,22 @@ def test_read_only_folder_is_named(source: Path, tmp_path: Path) -> None:
             convert(source, fixed / "m.hetero", kernels=KERNELS)
         assert str(fixed) in caught.value.message
         assert "SRC DST" in caught.value.hint
+
+
+def test_a_folder_that_takes_no_files_is_told_by_the_stores_own_name(source: Path) -> None:
+    with pytest.raises(TierError, match=r"^/proc/x\.hetero") as caught:
+        convert(source, Path("/proc/x.hetero"), kernels=KERNELS)
+    assert ".lock" not in caught.value.message
+
+
+@pytest.mark.parametrize("line", ['{"a": 1}', '{"file": "dense.bin", "checksums": [], "digests": {}, "error": null}'])
+def test_a_journal_of_foreign_lines_counts_as_ended_there(line: str, tmp_path: Path) -> None:
+    Journal.create(tmp_path, "k").add("small.safetensors", Packed({"a": ["0"]}, {"a": "1"}, None))
+    with (tmp_path / JOURNAL).open("a") as file:
+        file.write(line + "\n")
+    journal = Journal.read(tmp_path, "k")
+    assert journal is not None
+    assert journal.done == {"small.safetensors": Packed({"a": ["0"]}, {"a": "1"}, None)}
 
 
 def test_missing_folder_is_a_usage_error(source: Path, tmp_path: Path) -> None:

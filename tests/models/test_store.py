@@ -175,3 +175,10 @@ def test_store_moves_and_opens_through_links(store: Path, tmp_path: Path) -> Non
     (tmp_path / "käse und brot").symlink_to(store)
     assert open_model(tmp_path / "käse und brot").index.vocab_size == 301
     assert open_model(store / "manifest.json").index.vocab_size == 301
+
+
+def test_a_store_without_its_manifest_is_named_as_one(store: Path) -> None:
+    (store / "manifest.json").unlink()
+    with pytest.raises(ModelError, match=r"has no manifest\.json") as caught:
+        open_model(store)
+    assert "hetero convert" in caught.value.hint

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hetero.machine.types import HardwareError
+from hetero.machine.types import HardwareError, UsageError
 from hetero.native import Kernels, cpu_tiers, tiers
 from hetero.native.library import open_library
 from hetero.native.tiers import CpuLeaves, choose_tier, decide, read_cpu
@@ -109,7 +109,6 @@ def test_the_environment_forces_a_tier_and_an_argument_wins_over_it(machine, mon
         (ZEN1, "amx", "HETERO_ISA=amx: this CPU lacks amx_tile"),
         (SAPPHIRE_RAPIDS, "amx", "HETERO_ISA=amx: hetero was built without amx kernels"),
         (ZEN4, "avx512", "HETERO_ISA=avx512: hetero was built without avx512 kernels"),
-        (ZEN1, "sse9", "HETERO_ISA=sse9: no such tier"),
     ],
 )
 def test_an_unusable_tier_is_refused_with_a_hint(machine, monkeypatch, cpu, wanted, message):
@@ -120,6 +119,13 @@ def test_an_unusable_tier_is_refused_with_a_hint(machine, monkeypatch, cpu, want
     assert refused.value.message.startswith(message)
     assert refused.value.hint == "unset HETERO_ISA, or name a tier that hetero probe shows as usable"
     assert refused.value.code == 3
+
+
+def test_a_name_that_is_no_tier_is_a_usage_error(machine, monkeypatch):
+    machine(ZEN1)
+    monkeypatch.setenv("HETERO_ISA", "sse9")
+    with pytest.raises(UsageError, match=r"^HETERO_ISA=sse9: no such tier, expected one of generic, avx2"):
+        choose_tier()
 
 
 def test_without_any_library_the_package_to_install_is_named(monkeypatch):

@@ -1,0 +1,196 @@
+"""What the families with multi-head latent attention share (MLA, DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hetero.models.blocks import Ops
+from hetero.models.config import MlaConfig, ModelConfig, MoeConfig
+from hetero.models.families.common import (
+    MAX_LAYERS,
+    Expected,
+    Keys,
+    feed_forward_tensors,
+    gguf_shape,
+    rope_from_gguf,
+    rope_from_hf,
+    shell_tensors,
+)
+from hetero.models.families.routed import layers_without_mtp, mtp_from_hf
+from hetero.models.rope import softmax_mscale
+from hetero.native.formats import TILE_ROWS
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_CONTEXT = 1 << 30
+LATENT_EPS = 1e-6
+"""transformers and the models' own code build the norms of the latents with this, whatever rms_norm_eps says."""
+
+
+def config_of_hf(k: Keys, family: str, moe: MoeConfig, *, model_type: str, context: int, eps: float) -> ModelConfig:
+    """The common part of a config.json; the keywords are the architecture's defaults in transformers.
+
+    Raises ModelError naming a missing or wrong key.
+    """
+    k.refuse_unless("hidden_act", "silu", "silu")
+    k.refuse_unless("attention_bias", False, False)
+    k.refuse_unless("mlp_bias", False, False)
+    heads = k.integer("num_attention_heads")
+    mla = MlaConfig(
+        q_lora_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else None,
+        kv_lora_rank=k.integer("kv_lora_rank"),
+        nope_dim=k.integer("qk_nope_head_dim"),
+        rope_dim=k.integer("qk_rope_head_dim"),
+        v_dim=k.integer("v_head_dim"),
+        latent_norm_eps=LATENT_EPS,
+    )
+    length = k.integer("max_position_embeddings", context, high=MAX_CONTEXT)
+    interleaved = k.flag("rope_interleave", True)
+    return ModelConfig(
+        family=family,
+        model_type=k.text("model_type", model_type),
+        vocab_size=k.integer("vocab_size"),
+        hidden_size=k.integer("hidden_size"),
+        n_layers=k.integer("num_hidden_layers", high=MAX_LAYERS),
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=mla.nope_dim + mla.rope_dim,
+        intermediate_size=k.integer("intermediate_size"),
+        rms_norm_eps=k.number("rms_norm_eps", eps),
+        max_context=length,
+        rope=rope_from_hf(k, mla.rope_dim, length, interleaved=interleaved),
+        tie_word_embeddings=k.flag("tie_word_embeddings", False),
+        moe=moe,
+        mla=mla,
+        mtp_layers=mtp_from_hf(k, MAX_LAYERS),
+    )
+
+
+def config_of_gguf(
+    k: Keys, shapes: Mapping[str, tuple[int, ...]], family: str, moe: MoeConfig, *, model_type: str
+) -> ModelConfig:
+    """The common part of GGUF metadata, whose files norm the latents with the model's own eps. Raises ModelError.
+
+    New files (since April 2025) store the latent attention's sizes under `*_mla` keys and kv_b split in two.
+    """
+    n_layers, mtp = layers_without_mtp(k, MAX_LAYERS)
+    heads = k.integer("attention.head_count")
+    mla = _mla_from_gguf(k, shapes)
+    length = k.integer("context_length", high=MAX_CONTEXT)
+    rope = rope_from_gguf(k, mla.rope_dim, length, interleaved=True)
+    multiplier = k.optional_number("rope.scaling.yarn_log_multiplier")
+    if rope.kind == "yarn" and multiplier:
+        # Written as a tenth of mscale_all_dim; mscale itself is not stored and equals it in every model of the kind.
+        mscale = round(multiplier / 0.1, 5)
+        rope = replace(rope, mscale=mscale, mscale_all_dim=mscale)
+    return ModelConfig(
+        family=family,
+        model_type=model_type,
+        vocab_size=gguf_shape(shapes, "model.embed_tokens.weight", 2, k.where)[0],
+        hidden_size=k.integer("embedding_length"),
+        n_layers=n_layers,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_dim=mla.nope_dim + mla.rope_dim,
+        intermediate_size=k.integer("feed_forward_length", 1),
+        rms_norm_eps=mla.latent_norm_eps,
+        max_context=length,
+        rope=rope,
+        tie_word_embeddings="lm_head.weight" not in shapes,
+        moe=moe,
+        mla=mla,
+        mtp_layers=mtp,
+    )
+
+
+def _mla_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]]) -> MlaConfig:
+    attn = "model.layers.0.self_attn."
+    split = attn + "k_b_proj.weight" in shapes
+    q_lora = None
+    if attn + "q_proj.weight" not in shapes:  # llama.cpp goes by layer counts, which misses smaller models
+        q_lora = gguf_shape(shapes, attn + "q_a_proj.weight", 2, k.where)[0]
+        if k.integer("attention.q_lora_rank", q_lora) != q_lora:
+            raise k.fail(
+                "attention.q_lora_rank", str(k.integer("attention.q_lora_rank")), f"{q_lora}, as in the tensors"
+            )
+    rope_dim = k.integer("rope.dimension_count")
+    suffix = "_mla" if split else ""
+    key_length = k.integer(f"attention.key_length{suffix}")
+    if key_length <= rope_dim:
+        raise k.fail(f"attention.key_length{suffix}", str(key_length), f"more than rope.dimension_count ({rope_dim})")
+    for key in ("attention.kv_lora_rank", f"attention.value_length{suffix}") if split else ():
+        if k.integer(key) % TILE_ROWS:  # the products of a head are whole tiles of its matrix
+            raise k.fail(key, str(k.integer(key)), f"a multiple of {TILE_ROWS}")
+    return MlaConfig(
+        q_lora_rank=q_lora,
+        kv_lora_rank=k.integer("attention.kv_lora_rank"),
+        nope_dim=key_length - rope_dim,
+        rope_dim=rope_dim,
+        v_dim=k.integer(f"attention.value_length{suffix}"),
+        latent_norm_eps=k.number("attention.layer_norm_rms_epsilon"),
+    )
+
+
+def model_tensors(config: ModelConfig, names: Container[str]) -> dict[str, Expected]:
+    """Every tensor of a model by canonical name; kv_b whole or split in two as `names` (what a file holds) says."""
+    out = shell_tensors(config.hidden_size, config.vocab_size, config.n_layers)
+    for layer in range(config.n_layers):
+        out |= _attention(f"model.layers.{layer}.self_attn.", config, names)
+        out |= feed_forward_tensors(config, layer)
+    return out
+
+
+def _attention(p: str, config: ModelConfig, names: Container[str]) -> dict[str, Expected]:
+    assert config.mla is not None
+    mla, hidden, heads = config.mla, config.hidden_size, config.n_heads
+    q_rows = heads * (mla.nope_dim + mla.rope_dim)
+    out = {
+        p + "kv_a_proj_with_mqa.weight": Expected((mla.kv_lora_rank + mla.rope_dim, hidden), "dense"),
+        p + "kv_a_layernorm.weight": Expected((mla.kv_lora_rank,), "small"),
+        p + "o_proj.weight": Expected((hidden, heads * mla.v_dim), "dense"),
+    }
+    if mla.q_lora_rank is None:
+        out[p + "q_proj.weight"] = Expected((q_rows, hidden), "dense")
+    else:
+        out[p + "q_a_proj.weight"] = Expected((mla.q_lora_rank, hidden), "dense")
+        out[p + "q_a_layernorm.weight"] = Expected((mla.q_lora_rank,), "small")
+        out[p + "q_b_proj.weight"] = Expected((q_rows, mla.q_lora_rank), "dense")
+    if p + "k_b_proj.weight" in names:
+        out[p + "k_b_proj.weight"] = Expected((heads, mla.kv_lora_rank, mla.nope_dim), "dense")
+        out[p + "v_b_proj.weight"] = Expected((heads, mla.v_dim, mla.kv_lora_rank), "dense")
+    else:
+        out[p + "kv_b_proj.weight"] = Expected((heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank), "dense")
+    return out
+
+
+def _queries(config: ModelConfig, prefix: str, x: torch.Tensor, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries [T, H, nope + rope] and the joint latent [T, r + rope] of the normed x [T, hidden]."""
+    mla = config.mla
+    assert mla is not None
+    if mla.q_lora_rank is None:
+        q, joint = ops.linears([prefix + "q_proj", prefix + "kv_a_proj_with_mqa"], x)
+    else:
+        low, joint = ops.linears([prefix + "q_a_proj", prefix + "kv_a_proj_with_mqa"], x)
+        low = ops.norm(prefix + "q_a_layernorm.weight", low, mla.latent_norm_eps)
+        q = ops.linear(prefix + "q_b_proj", low)
+    return q.view(-1, config.n_heads, mla.nope_dim + mla.rope_dim), joint
+
+
+def latent_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    """MLA on the normed x [T, hidden]; one rope key serves all heads."""
+    import torch
+
+    mla = config.mla
+    assert mla is not None
+    prefix = f"model.layers.{layer}.self_attn."
+    q, joint = _queries(config, prefix, x, ops)
+    latent, key = joint[:, : mla.kv_lora_rank], joint[:, mla.kv_lora_rank :]
+    latent = ops.norm(prefix + "kv_a_layernorm.weight", latent, mla.latent_norm_eps)
+    stored = torch.cat([latent, ops.rotate(key[:, None])[:, 0]], dim=-1)
+    scale = (mla.nope_dim + mla.rope_dim) ** -0.5 * softmax_mscale(config.rope)
+    q_nope, q_rope = q[..., : mla.nope_dim], ops.rotate(q[..., mla.nope_dim :])
+    out = ops.latent_attention(layer, q_nope, q_rope, stored, scale)
+    return ops.linear(prefix + "o_proj", out.flatten(1))
