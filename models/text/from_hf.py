@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import encoder_of
 from hetero.models.text.model import TextModel, recognised, recommended
 from hetero.models.text.pieces import SPACE_MARK, Pieces, Style
+from hetero.models.text.ranks import RANK_FILE, RankEncoder, read_ranks, special_tokens, visible_tokens
 from hetero.models.text.stops import stop_set
 from hetero.models.text.template import ChatTemplate
 from hetero.models.text.tokenizer import Edges, Tokenizer
 
 FILES = (
     "tokenizer.json",
+    RANK_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "generation_config.json",
@@ -33,40 +36,77 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """What either kind of file gives: an encoder without begin and end tokens, and all tokens."""
+
+    encode: Callable[[str], list[int]]
+    pieces: Pieces
+    id_of: Callable[[str], int | None]
+    around: list[int]
+    """The tokens that the file itself puts around a text."""
+    n_tokens: int
+
+
 def load(directory: Path, vocab_size: int) -> TextModel:
     """The text side of a Hugging Face directory. Raises ModelError for absent, damaged or unsupported files."""
-    hf = _read_tokenizer(directory)
     config, generation, settings, specials = (
         _read_json(directory / name)
         for name in ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
     )
-    style, strip_first = _decoder_style(hf)
-    added = {token: entry.special for token, entry in hf.get_added_tokens_decoder().items()}
-    pieces = Pieces(hf.id_to_token, style, added, strip_first)
+    vocabulary = _vocabulary(directory, config, settings)
+    pieces = vocabulary.pieces
     names = _special_names(settings, specials)
-    edges = _edges(hf, settings, names)
-    n_tokens = max([hf.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+    edges = _edges(vocabulary, settings, names)
     notes = []
-    if n_tokens > vocab_size:
-        notes.append(f"the tokenizer has {n_tokens} tokens, the model only {vocab_size} embeddings")
+    if vocabulary.n_tokens > vocab_size:
+        notes.append(f"the tokenizer has {vocabulary.n_tokens} tokens, the model only {vocab_size} embeddings")
     declared = _ids(config) | _ids(generation) | ({edges.eos_id} if edges.eos_id is not None else set())
     template = _template(directory, settings, names)
     return TextModel(
-        Tokenizer(encoder_of(hf), pieces, edges, vocab_size),
+        Tokenizer(vocabulary.encode, pieces, edges, vocab_size),
         template,
-        stop_set(added, hf.id_to_token, {token for token in declared if 0 <= token < vocab_size}),
+        stop_set(pieces.added, pieces.token_of, {token for token in declared if 0 <= token < vocab_size}),
         recommended({key: generation.get(key) for key in _SAMPLING}),
-        min(n_tokens, vocab_size),
+        min(vocabulary.n_tokens, vocab_size),
         recognised(template, pieces),
         tuple(notes),
         _save=partial(_copy, directory),
     )
 
 
+def _vocabulary(directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Vocabulary:
+    """From tokenizer.json, or for Kimi from its rank file."""
+    if (directory / RANK_FILE).is_file() and not (directory / "tokenizer.json").is_file():
+        return _ranked(directory, config, settings)
+    hf = _read_tokenizer(directory)
+    style, strip_first = _decoder_style(hf)
+    added = {token: entry.special for token, entry in hf.get_added_tokens_decoder().items()}
+    n_tokens = max([hf.get_vocab_size(with_added_tokens=True), *(token + 1 for token in added)])
+    around = list(hf.encode("", add_special_tokens=True).ids)
+    return _Vocabulary(
+        encoder_of(hf), Pieces(hf.id_to_token, style, added, strip_first), hf.token_to_id, around, n_tokens
+    )
+
+
+def _ranked(directory: Path, config: Mapping[str, Any], settings: Mapping[str, Any]) -> _Vocabulary:
+    if "kimi" not in json.dumps([config, settings]).lower():
+        raise ModelError(
+            f"{directory / RANK_FILE}: is of a model that is not known, and a rank file does not say how text is cut",
+            "use a GGUF file of the model, which says so",
+        )
+    ranks = read_ranks(directory / RANK_FILE)
+    special = special_tokens(settings, len(ranks), directory / "tokenizer_config.json")
+    texts = visible_tokens(ranks, special)
+    ids = {text: token for token, text in special.items()}
+    pieces = Pieces(texts.get, "byte-level", dict.fromkeys(special, True), strip_first=False)
+    return _Vocabulary(RankEncoder(ranks, special), pieces, ids.get, [], len(texts))
+
+
 def _read_tokenizer(directory: Path) -> HfTokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
-        other = [name for name in ("tiktoken.model", "tokenizer.model") if (directory / name).is_file()]
+        other = [name for name in ("tokenizer.model", "hy.tiktoken") if (directory / name).is_file()]
         has = f"only {other[0]}, which this version does not read" if other else "no tokenizer.json"
         raise ModelError(
             f"{directory}: the model's directory has {has}",
@@ -134,11 +174,11 @@ def _special_names(settings: Mapping[str, Any], specials: Mapping[str, Any]) -> 
     return found
 
 
-def _edges(tokenizer: HfTokenizer, settings: Mapping[str, Any], names: Mapping[str, str]) -> Edges:
+def _edges(vocabulary: _Vocabulary, settings: Mapping[str, Any], names: Mapping[str, str]) -> Edges:
     """Begin and end tokens: explicit flags win, else what the tokenizer's own post-processor adds."""
-    bos = tokenizer.token_to_id(names["bos_token"]) if "bos_token" in names else None
-    eos = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
-    around = tokenizer.encode("", add_special_tokens=True).ids
+    bos = vocabulary.id_of(names["bos_token"]) if "bos_token" in names else None
+    eos = vocabulary.id_of(names["eos_token"]) if "eos_token" in names else None
+    around = vocabulary.around
     add_bos, add_eos = settings.get("add_bos_token"), settings.get("add_eos_token")
     if not isinstance(add_bos, bool):
         add_bos = bos is not None and bos in around[:1]

@@ -189,8 +189,8 @@ def test_absent_and_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tokenizer\.json") as caught:
         load(tmp_path)
     assert "GGUF" in caught.value.hint
-    (tmp_path / "tiktoken.model").touch()
-    with pytest.raises(ModelError, match=r"tiktoken\.model, which this version does not read"):
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(ModelError, match=r"tokenizer\.model, which this version does not read"):
         load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("<html>")
     with pytest.raises(ModelError, match="not a usable"):
