@@ -12,6 +12,7 @@ from typing import Any
 
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import build_bpe, encoder_of, pretokenizer
+from hetero.models.text.deepseek import built_in
 from hetero.models.text.model import TextModel, recognised, recommended
 from hetero.models.text.pieces import Pieces, Style
 from hetero.models.text.spm_gguf import SpmEncoder
@@ -82,7 +83,7 @@ def load(metadata: Mapping[str, Any], vocab_size: int) -> TextModel:
     used = vocabulary.used()
     if used > vocab_size:
         vocabulary.notes.append(f"the vocabulary has {used} tokens, the model only {vocab_size} embeddings")
-    template = _template(metadata, vocabulary, edges)
+    template = _template(metadata, vocabulary, edges) or built_in(str(metadata.get("general.architecture", "")))
     return TextModel(
         Tokenizer(encoder, pieces, edges, vocab_size),
         template,
@@ -203,8 +204,12 @@ def _template(metadata: Mapping[str, Any], vocabulary: _Vocabulary, edges: Edges
 
 def _kept(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The keys that make this TextModel, as plain lists and numbers."""
-    wanted = {key: value for key, value in metadata.items() if key.startswith(_PREFIX) or key in _SAMPLING}
+    wanted = {key: value for key, value in metadata.items() if _is_kept(key)}
     return {key: value.tolist() if hasattr(value, "tolist") else value for key, value in wanted.items()}
+
+
+def _is_kept(key: str) -> bool:
+    return key.startswith(_PREFIX) or key in _SAMPLING or key == "general.architecture"
 
 
 def _write(kept: Mapping[str, Any], directory: Path) -> None:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import encoder_of
+from hetero.models.text.deepseek import built_in
 from hetero.models.text.model import TextModel, recognised, recommended
 from hetero.models.text.pieces import SPACE_MARK, Pieces, Style
 from hetero.models.text.ranks import RANK_FILE, RankEncoder, read_ranks, special_tokens, visible_tokens
@@ -62,7 +63,7 @@ def load(directory: Path, vocab_size: int) -> TextModel:
     if vocabulary.n_tokens > vocab_size:
         notes.append(f"the tokenizer has {vocabulary.n_tokens} tokens, the model only {vocab_size} embeddings")
     declared = _ids(config) | _ids(generation) | ({edges.eos_id} if edges.eos_id is not None else set())
-    template = _template(directory, settings, names)
+    template = _template(directory, settings, names) or built_in(_architecture(config))
     return TextModel(
         Tokenizer(vocabulary.encode, pieces, edges, vocab_size),
         template,
@@ -218,6 +219,13 @@ def _template(directory: Path, settings: Mapping[str, Any], names: Mapping[str, 
     if not isinstance(value, str) or not value.strip():
         return None
     return ChatTemplate(value, named=named, special={"bos_token": "", "eos_token": "", **names})
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    """What config.json calls the model."""
+    names = config.get("architectures")
+    first = names[0] if isinstance(names, list) and names else config.get("model_type")
+    return first if isinstance(first, str) else ""
 
 
 def _copy(source: Path, directory: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from hetero.machine.types import UsageError
 from hetero.models.text.answers import DIALECTS, Dialect, dialect_of
 from hetero.models.text.pieces import Pieces
-from hetero.models.text.template import ChatTemplate
+from hetero.models.text.template import Template
 from hetero.models.text.tokenizer import Tokenizer
 
 _USABLE = {
@@ -33,7 +33,7 @@ def recommended(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: int(v) if name == "top_k" else float(v) for name, v in usable.items()}
 
 
-def recognised(template: ChatTemplate | None, pieces: Pieces) -> Dialect:
+def recognised(template: Template | None, pieces: Pieces) -> Dialect:
     """The model's dialect, whose marks decoded text shows from now on."""
     sources = "" if template is None else "\n".join((template.source, *template.named.values()))
     dialect = dialect_of(sources, set(pieces.texts()))
@@ -54,7 +54,7 @@ class TextModel:
     """Tokenizer, chat template and what ends an answer. Made by `load_text`."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: Template | None
     stop_ids: frozenset[int]
     generation: Mapping[str, float]
     """Sampling that the model's makers recommend: temperature, top_p, top_k, min_p, repetition_penalty, if given."""
@@ -76,7 +76,7 @@ class TextModel:
     ) -> Prompt:
         """Renders a conversation and encodes it, with exactly one begin token if the model asks for one.
 
-        Raises UsageError for a model without a template and what `ChatTemplate.render` raises.
+        Raises UsageError for a model without a template and what `Template.render` raises.
         """
         if self.template is None:
             raise UsageError(

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hetero.machine.types import ModelError, UsageError
 
@@ -25,6 +25,25 @@ _WORKER = Path(__file__).with_name("render_worker.py")
 _HINT = (
     "look at the model's chat template (tokenizer.chat_template or chat_template.jinja), or use the model without it"
 )
+
+
+class Template(Protocol):
+    """What turns a conversation into a prompt. By `source` and `named` a model's dialect is recognised."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def named(self) -> Mapping[str, str]: ...
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = ...,
+        tools: Sequence[Any] | None = ...,
+        **kwargs: Any,
+    ) -> str: ...
 
 
 class _Worker:
