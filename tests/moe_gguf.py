@@ -52,13 +52,14 @@ _EXPERTS = re.compile(r"\w+\.experts\.(gate_up|down)_proj(_bias)?")
 _ONE = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-def gguf_of(directory: Path, path: Path, **keys: int | float | str) -> Path:
+def gguf_of(directory: Path, path: Path, **keys: float | str | list[bool]) -> Path:
     """The checkpoint in `directory` as a GGUF file of F32 tensors; `keys` (without the arch prefix) are added."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     arch = ARCHS[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (_keys(arch, config) | keys).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds[list] = writer.add_array
         kinds[value.__class__](f"{arch}.{key}", value)
     add_tokenizer(writer, config["vocab_size"])
     tensors = _tensors(arch, config, load_reference(directory).state_dict()) | _rope_factors(config)

@@ -39,11 +39,19 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     base = config_of_hf(k, NAME, context=131072, eps=1e-5, theta=150000.0, kv_default=8)
     n_experts = k.integer(k.any_of("num_local_experts", "num_experts"), 128, high=MAX_EXPERTS)
     top_k = k.integer(k.any_of("num_experts_per_tok", "experts_per_token"), 4, high=n_experts)
-    types = k.get("layer_types") or ["sliding_attention", "full_attention"] * ((base.n_layers + 1) // 2)
-    sliding = [t == "sliding_attention" for t in types[: base.n_layers]]
-    if len(sliding) < base.n_layers or any(t not in ("sliding_attention", "full_attention") for t in types):
-        raise k.fail("layer_types", f"a list of {len(types)} types", f"{base.n_layers}, sliding or full attention each")
-    return _with_experts(base, n_experts, top_k, base.intermediate_size, sliding, k.integer("sliding_window", 128))
+    window = k.integer("sliding_window", 128)
+    return _with_experts(base, n_experts, top_k, base.intermediate_size, _sliding_of_hf(k, base.n_layers), window)
+
+
+def _sliding_of_hf(k: Keys, n_layers: int) -> list[bool]:
+    """Per layer whether it has a window: as `layer_types` says, or every other layer from the first on."""
+    if not k.has("layer_types"):
+        return [layer % 2 == 0 for layer in range(n_layers)]
+    types, known = k.get("layer_types"), ("sliding_attention", "full_attention")
+    if not isinstance(types, list) or len(types) < n_layers or any(t not in known for t in types):
+        found = f"a list of {len(types)}" if isinstance(types, list) else repr(types)[:60]
+        raise k.fail("layer_types", found, f"a list of {n_layers}, {' or '.join(known)} each")
+    return [t == "sliding_attention" for t in types[:n_layers]]
 
 
 def config_from_gguf(
@@ -58,23 +66,27 @@ def config_from_gguf(
     base = replace(base, rope=replace(base.rope, truncate=False))
     n_experts = k.integer("expert_count", high=MAX_EXPERTS)
     top_k = k.integer("expert_used_count", high=n_experts)
-    inter = k.integer("expert_feed_forward_length")
-    pattern = meta.get("gpt-oss.attention.sliding_window_pattern", 2)
-    if isinstance(pattern, np.ndarray):
-        sliding = [bool(flag) for flag in pattern]
-    else:
-        period = k.integer("attention.sliding_window_pattern", 2)
-        sliding = [layer % period < period - 1 for layer in range(base.n_layers)]
-    if len(sliding) < base.n_layers:
-        raise k.fail("attention.sliding_window_pattern", f"of {len(sliding)} layers", f"one of {base.n_layers}")
-    return _with_experts(base, n_experts, top_k, inter, sliding, k.integer("attention.sliding_window"))
+    inter, window = k.integer("expert_feed_forward_length"), k.integer("attention.sliding_window")
+    return _with_experts(base, n_experts, top_k, inter, _sliding_of_gguf(k, base.n_layers), window)
+
+
+def _sliding_of_gguf(k: Keys, n_layers: int) -> list[bool]:
+    """Per layer whether it has a window: given as such, or all but the last of every `pattern` layers."""
+    key = "attention.sliding_window_pattern"
+    given = k.values.get(k.prefix + key)
+    if not isinstance(given, np.ndarray):
+        period = k.integer(key, 2)
+        return [layer % period < period - 1 for layer in range(n_layers)]
+    if len(given) < n_layers:
+        raise k.fail(key, f"of {len(given)} layers", f"one of {n_layers}")
+    return [bool(flag) for flag in given[:n_layers]]
 
 
 def _with_experts(
     base: ModelConfig, n_experts: int, top_k: int, inter: int, sliding: list[bool], window: int
 ) -> ModelConfig:
     moe = MoeConfig(n_experts, top_k, inter, activation="gpt_oss", expert_bias=True)
-    windows = tuple(window * slides for slides in sliding[: base.n_layers])
+    windows = tuple(window * slides for slides in sliding)
     return replace(base, moe=moe, windows=windows, attention_bias=True)
 
 
