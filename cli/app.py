@@ -15,6 +15,7 @@ from hetero.cli import errors, options, output, wording
 from hetero.cli.bench import bench
 from hetero.cli.chat import chat
 from hetero.cli.convert import convert
+from hetero.cli.inspect import inspect
 from hetero.cli.plan import plan
 from hetero.cli.probe import probe
 from hetero.machine.types import HeteroError, UsageError
@@ -43,7 +44,7 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(cls=_Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (chat, convert, bench, plan, probe):
+for command in (chat, convert, inspect, bench, plan, probe):
     # a help of its own length: the default cuts a description at the terminal's edge
     app.command(short_help=(command.__doc__ or "").strip().partition("\n")[0])(command)
 
