@@ -16,6 +16,7 @@ from hetero.cli.bench import bench
 from hetero.cli.chat import chat
 from hetero.cli.convert import convert
 from hetero.cli.inspect import inspect
+from hetero.cli.models import app as models_app
 from hetero.cli.plan import plan
 from hetero.cli.probe import probe
 from hetero.machine.types import HeteroError, UsageError
@@ -47,6 +48,8 @@ app = typer.Typer(cls=_Commands, rich_markup_mode=None, pretty_exceptions_enable
 for command in (chat, convert, inspect, bench, plan, probe):
     # a help of its own length: the default cuts a description at the terminal's edge
     app.command(short_help=(command.__doc__ or "").strip().partition("\n")[0])(command)
+
+app.add_typer(models_app, name="models", short_help="List the models used here, or delete a store.")
 
 
 def _version(value: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hetero.cli import options, output, plan_view
+from hetero.cli import known, options, output, plan_view
 from hetero.machine.types import ModelIndex, Plan, PlanRequest, UsageError
 from hetero.machine.units import size_text
 
@@ -71,6 +71,7 @@ def _convert(src: Path, dst: Path | None, experts: Experts, check: bool, force: 
     kernels = Kernels(choose_tier(None))
     with output.progress("converting") as progress:
         report = run(src, dst, experts=experts, kernels=kernels, progress=progress, force=force)
+    known.remember(report.path, src)
     if check:
         with output.progress("verifying") as progress:
             verify(report.path, progress)

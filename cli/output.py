@@ -113,6 +113,13 @@ def success(text: str) -> None:
     _labelled("done:", "green", wording.clean(text))
 
 
+def write_question(text: str) -> None:
+    """A question on stderr, the answer to be typed behind it."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(wording.clean(text))
+        sys.stderr.flush()
+
+
 class StatusLine:
     """A line on stderr that each new text replaces, and that leaves nothing behind; only on terminals."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hetero.cli import history, output, plan_view, wording
+from hetero.cli import history, known, output, plan_view, wording
 from hetero.machine.types import Machine, ModelIndex, Plan, PlanRequest, UsageError
 from hetero.machine.units import size_text
 
@@ -40,6 +40,8 @@ class Prepared:
 
         engine = Engine(model, self.plan)
         if keep:
+            if not self.is_demo:
+                known.remember(self.path)
             self.record(
                 command,
                 predicted_bytes=history.loaded_bytes(self.plan),

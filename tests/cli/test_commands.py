@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.harness import COMMAND, hetero, terminal
 
-COMMANDS = ("chat", "convert", "bench", "probe")
+COMMANDS = ("chat", "convert", "inspect", "bench", "plan", "probe", "models")
 
 
 def test_help_lists_every_command_and_so_does_no_command(env: dict[str, str]) -> None:
