@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from hetero.machine.traffic import EMBEDDING
 from hetero.machine.types import HeteroError, ModelError, ModelIndex, Role, TensorInfo
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.config import ModelConfig
 from hetero.models.formats import StoredTensor
 from hetero.models.gguf_file import MAGIC
 from hetero.models.gguf_split import read_gguf_set
-from hetero.models.load import load_source_text, open_model
+from hetero.models.load import EMBEDDING, load_source_text, open_model
 from hetero.models.outline import architecture_of
 from hetero.models.safetensors_file import read_hf_directory
 from hetero.models.sniff import first_bytes
