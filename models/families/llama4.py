@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, project
 from hetero.models.config import ChunkedConfig, ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys
+from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys, text_keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ _CHUNK, _TEMPERATURE, _GLOBAL_STEP = 8192, 0.1, 4
 
 def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """From a config.json or the text_config in it, with the defaults of transformers' Llama4TextConfig."""
-    nested = raw.get("text_config")
-    k = Keys(nested if isinstance(nested, dict) else raw, where)
+    k = text_keys(raw, where)
     k.refuse_unless("hidden_act", "silu", "silu")
     base = config_of_hf(k, NAME, context=131072, eps=1e-5, theta=500000.0, interleaved=True, kv_default=8)
     n_experts = k.integer("num_local_experts", 16, high=MAX_EXPERTS)
@@ -60,7 +59,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
 
 def _has_chunks(k: Keys) -> bool:
     """A null attention_chunk_size means none; a missing key means the default."""
-    return k.has("attention_chunk_size") or "attention_chunk_size" not in k.values
+    return k.has("attention_chunk_size") or k.prefix + "attention_chunk_size" not in k.values
 
 
 def _global_layers(k: Keys, n_layers: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hetero.models.card import cards
 from hetero.models.checkpoint import open_checkpoint
 from hetero.models.config import ModelConfig, Multipliers, RopeConfig
 from hetero.models.families import family_for_hf
+from hetero.models.families.common import recorded_keys
 from tests.moe_gguf import gguf_of
 from tests.tiny import tiny_hf
 from tests.tiny_moe import MOE_FAMILIES
@@ -144,6 +146,28 @@ def test_gguf_and_hugging_face_agree(family: str, tmp_path: Path) -> None:
         assert a.config.moe is not None
         assert b.config.moe is not None
         assert replace(b.config.moe, scaling=a.config.moe.scaling) == a.config.moe
+
+
+FOR_TRAINING = {"attention_dropout", "initializer_range", "output_router_logits", "router_aux_loss_coef"}
+FOR_TRAINING |= {"router_jitter_noise", "pretraining_tp", "use_cache"}
+FOR_TEXT = {"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "eod_token_id"}
+FOR_OTHERS = {"architectures", "dtype", "transformers_version"}
+NOT_OF_THE_MODEL = {"num_local_experts"}  # of `tests.tiny_moe.COMMON`, which Bailing's reference writes as it is
+OVERRULED = {"no_rope_layer_interval"}  # by no_rope_layers
+IGNORED_HF = FOR_TRAINING | FOR_TEXT | FOR_OTHERS | NOT_OF_THE_MODEL | OVERRULED
+IGNORED_GGUF = {"vocab_size", "expert_shared_count"}  # both are the shapes of tensors
+
+
+@pytest.mark.parametrize("family", sorted(MOE_FAMILIES))
+def test_every_key_of_a_configuration_is_looked_up_or_known_to_be_beside_the_point(family: str, tmp_path: Path) -> None:
+    directory = tiny_hf(family, tmp_path)
+    raw = json.loads((directory / "config.json").read_text())
+    with recorded_keys() as keys:
+        read(raw)
+    assert set(raw) - keys <= IGNORED_HF
+    with recorded_keys() as keys, open_checkpoint(gguf_of(directory, tmp_path / "m.gguf")) as c:
+        found = {key for key in c.metadata if not key.startswith(("general.", "tokenizer."))}
+    assert {key.partition(".")[2] for key in found - keys} <= IGNORED_GGUF
 
 
 @pytest.mark.parametrize(
