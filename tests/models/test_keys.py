@@ -22,7 +22,7 @@ ANY = {
     r"architectures|model_type|transformers_version|_name_or_path|dtype|torch_dtype|auto_map": "which code, not what",
     r"(bos|eos|pad|eod|sep|mask|image|video|vision_start|vision_end)_token_id": "read by the text side",
     r"attention_dropout|initializer_range|router_aux_loss_coef|router_jitter_noise|pretraining_tp": "training only",
-    r"use_cache|output_\w+|return_dict|chunk_size_feed_forward|is_encoder_decoder|problem_type": "switches of its class",
+    r"use_cache|output_\w+|return_dict|chunk_size_feed_forward|is_encoder_decoder|problem_type": "its switches",
     r"(id2label|label2id)\..*": "names of classes",
     r"vision_config\..*": "images are not read",
 }
