@@ -93,12 +93,27 @@ def _show(report: ConvertReport, verified: bool) -> None:
         output.table(rows, headers=("layer", f"error of {report.experts} experts (relative RMS)"), right=(0, 1))
     if report.resumed_files:
         output.note(f"{report.resumed_files} files were there from an interrupted run")
+    _note_text(report.path)
     state = "already converted" if report.already_converted else "converted"
     sizes = f"{size_text(report.source_bytes)} of weights to {size_text(report.store_bytes)}"
     output.success(
         f"{state}{' and verified' if verified else ''}, {sizes}; hetero chat {shlex.quote(str(report.path))}"
     )
     output.result(str(report.path))
+
+
+def _note_text(store: Path) -> None:
+    """The tokens that begin and end texts, which converters have been known to get wrong, and what is odd of them."""
+    from hetero.models.store import open_store
+
+    text = open_store(store).text()
+    bos = text.tokenizer.bos_id
+    begun = bos is not None and text.tokenizer.edges.add_bos
+    begins = f"texts begin with {text.tokenizer.token(bos or 0)}, " if begun else ""
+    stops = " ".join(sorted(text.tokenizer.token(token) for token in text.stop_ids)) or "nothing"
+    output.note(f"{begins}answers end at {stops}")
+    for note in text.notes:
+        output.note(note)
 
 
 def _verify(store: Path, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import build_bpe, encoder_of, pretokenizer
 from hetero.models.text.deepseek import built_in
-from hetero.models.text.model import TextModel, recognised, recommended
+from hetero.models.text.model import TextModel, odd_ends, recognised, recommended
 from hetero.models.text.pieces import Pieces, Style
 from hetero.models.text.spm_gguf import SpmEncoder
 from hetero.models.text.stops import stop_set
@@ -83,11 +83,13 @@ def load(metadata: Mapping[str, Any], vocab_size: int) -> TextModel:
     used = vocabulary.used()
     if used > vocab_size:
         vocabulary.notes.append(f"the vocabulary has {used} tokens, the model only {vocab_size} embeddings")
+    stops = stop_set(pieces.added, pieces.token_of, _declared_stops(metadata, vocabulary, eos))
+    vocabulary.notes.extend(odd_ends(pieces, edges, stops))
     template = _template(metadata, vocabulary, edges) or built_in(str(metadata.get("general.architecture", "")))
     return TextModel(
         Tokenizer(encoder, pieces, edges, vocab_size),
         template,
-        stop_set(pieces.added, pieces.token_of, _declared_stops(metadata, vocabulary, eos)),
+        stops,
         recommended({name: metadata.get(key) for key, name in _SAMPLING.items()}),
         min(used, vocab_size),
         recognised(template, pieces),

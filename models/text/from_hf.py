@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as HfTokenizer
 from hetero.machine.types import ModelError
 from hetero.models.text.bpe_gguf import encoder_of
 from hetero.models.text.deepseek import built_in
-from hetero.models.text.model import TextModel, recognised, recommended
+from hetero.models.text.model import TextModel, odd_ends, recognised, recommended
 from hetero.models.text.pieces import SPACE_MARK, Pieces, Style
 from hetero.models.text.ranks import RANK_FILE, RankEncoder, read_ranks, special_tokens, visible_tokens
 from hetero.models.text.stops import stop_set
@@ -63,11 +63,13 @@ def load(directory: Path, vocab_size: int) -> TextModel:
     if vocabulary.n_tokens > vocab_size:
         notes.append(f"the tokenizer has {vocabulary.n_tokens} tokens, the model only {vocab_size} embeddings")
     declared = _ids(config) | _ids(generation) | ({edges.eos_id} if edges.eos_id is not None else set())
+    stops = stop_set(pieces.added, pieces.token_of, {token for token in declared if 0 <= token < vocab_size})
+    notes += odd_ends(pieces, edges, stops)
     template = _template(directory, settings, names) or built_in(_architecture(config))
     return TextModel(
         Tokenizer(vocabulary.encode, pieces, edges, vocab_size),
         template,
-        stop_set(pieces.added, pieces.token_of, {token for token in declared if 0 <= token < vocab_size}),
+        stops,
         recommended({key: generation.get(key) for key in _SAMPLING}),
         min(vocabulary.n_tokens, vocab_size),
         recognised(template, pieces),

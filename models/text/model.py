@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hetero.machine.types import UsageError
 from hetero.models.text.answers import DIALECTS, Dialect, dialect_of
 from hetero.models.text.pieces import Pieces
 from hetero.models.text.template import Template
-from hetero.models.text.tokenizer import Tokenizer
+from hetero.models.text.tokenizer import Edges, Tokenizer
 
 _USABLE = {
     "temperature": (0.0, 100.0),
@@ -39,6 +39,18 @@ def recognised(template: Template | None, pieces: Pieces) -> Dialect:
     dialect = dialect_of(sources, set(pieces.texts()))
     pieces.show(dialect.marks)
     return dialect
+
+
+def odd_ends(pieces: Pieces, edges: Edges, stop_ids: Iterable[int]) -> list[str]:
+    """A note for each ordinary word that is said to begin texts or to end answers: files with a wrong id do that."""
+    begins = [edges.bos_id] if edges.add_bos and edges.bos_id is not None else []
+    notes = []
+    for what, ids in (("begins every text", begins), ("ends every answer", sorted(stop_ids))):
+        for token in ids:
+            text = pieces.token_of(token)
+            if text is not None and token not in pieces.added:
+                notes.append(f"the token {token} ({text!r}) {what} although it is an ordinary one: the id may be wrong")
+    return notes
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,3 +151,10 @@ def test_a_run_longer_than_the_model_s_context_is_refused(flag: str, run: Run, m
     code, out, err = run("bench", model, flag, "40000")
     assert (code, out) == (2, "")
     assert "32768" in err
+
+
+def test_convert_says_where_answers_end(run: Run, model: Path, tmp_path: Path) -> None:
+    code, out, err = run("convert", model, tmp_path / "s.hetero")
+    assert (code, out.strip()) == (0, str(tmp_path / "s.hetero"))
+    assert "answers end at" in err
+    assert "<|im_end|>" in err

@@ -196,3 +196,12 @@ def test_loading_text_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, hetero.models.text; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_an_ordinary_token_that_begins_or_ends_texts_is_noted() -> None:
+    notes = load(eos_token_id=11, bos_token_id=12).notes
+    assert len(notes) == 2
+    assert notes[0].startswith(f"the token 12 ({TOKENS[12]!r}) begins every text although it is an ordinary one")
+    assert notes[1].startswith(f"the token 11 ({TOKENS[11]!r}) ends every answer although it is an ordinary one")
+    assert load(bos_token_id=12, add_bos_token=False).notes == ()
+    assert load().notes == ()
