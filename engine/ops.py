@@ -49,6 +49,7 @@ class Runtime:
         self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
         self.rotation_scale = rotation_scale(model.config.rope)
         self._latent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._column_norms: dict[str, torch.Tensor] = {}
 
     def to_latent(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """MLA: q_nope [T, H, nope] into the latent space, [T, H, r]."""
@@ -59,6 +60,12 @@ class Runtime:
         """MLA: the attended latent [T, H, r] to values, [T, H, v]."""
         out = self.owner.heads(f"model.layers.{layer}.self_attn.v_b_proj", mixed)
         return torch.einsum("thr,hvr->thv", mixed, self._joint(layer)[1]) if out is None else out
+
+    def column_norms(self, name: str) -> torch.Tensor:
+        """Of the matrix `name`.weight [n, k], float32 [k], computed once."""
+        if name not in self._column_norms:
+            self._column_norms[name] = self.owner.column_norms(name)
+        return self._column_norms[name]
 
     def _joint(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The two halves of a checkpoint's joint kv_b_proj, float32 [H, nope, r] and [H, v, r], unpacked once."""
@@ -98,6 +105,10 @@ class Ops:
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, k] by the matrix `name`.weight (and .bias): float32 [T, n]."""
         return self._runtime.owner.linears([name], x)[0]
+
+    def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [T, k] for a product with the matrix `name`.weight whose columns have been made unit vectors."""
+        return x / (self._runtime.column_norms(name) + 1e-7)
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         """Several matrices on the same x, in one pass over it."""

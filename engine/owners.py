@@ -50,8 +50,13 @@ class DenseOwner(Protocol):
     def dense(self, name: str) -> torch.Tensor | None:
         """A dense matrix in float32 in its source's shape; None where the model has none of that name."""
 
+    def column_norms(self, name: str) -> torch.Tensor:
+        """Euclidean norms of the columns of the matrix `name`.weight [n, k]: float32 [k]."""
+
 
 EMBEDDING = "model.embed_tokens.weight"
+_NORM_ROWS = 4096
+"""Rows that are unpacked at a time for the norms of columns."""
 
 
 def _smalls(model: Model, device: torch.device) -> dict[str, torch.Tensor]:
@@ -143,6 +148,14 @@ class NativeOwner:
         matrix = self._model.matrices.get(name)
         return None if matrix is None else _unpack(self._kernels, matrix)
 
+    def column_norms(self, name: str) -> torch.Tensor:
+        matrix = self._model.matrices[name + ".weight"]
+        total = torch.zeros(matrix.k, dtype=torch.float64)
+        for start in range(0, matrix.n, _NORM_ROWS):
+            ids = np.arange(start, min(start + _NORM_ROWS, matrix.n))
+            total += torch.from_numpy(self._kernels.gather_rows(matrix, ids)).double().square().sum(dim=0)
+        return total.sqrt().float()
+
 
 class TorchOwner:
     """Dense parts in torch on `device`, unpacked to `dtype` once (bf16 on a GPU, float32 in parity tests)."""
@@ -189,3 +202,6 @@ class TorchOwner:
     def dense(self, name: str) -> torch.Tensor | None:
         weight = self._weights.get(name)
         return None if weight is None else weight.float().view(self._model.matrices[name].shape)
+
+    def column_norms(self, name: str) -> torch.Tensor:
+        return self._weights[name + ".weight"].float().norm(dim=0)

@@ -35,6 +35,7 @@ class Ops(Protocol):
     def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor: ...
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
+    def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def rotate(self, x: torch.Tensor) -> torch.Tensor: ...
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor: ...
     def attention(
@@ -147,7 +148,10 @@ def decoder(config: ModelConfig, batch: Batch, ops: Ops, attention: Attention) -
             h = h[batch.sample_rows]  # past the last attention only sampled rows matter
         x = feed_forward(config, layer, ops.norm(prefix + "post_attention_layernorm.weight", h), ops)
         h = h + _times(x, factors.residual)
-    return _times(ops.linear("lm_head", ops.norm("model.norm.weight", h)), factors.logits)
+    h = ops.norm("model.norm.weight", h)
+    if config.norm_head:
+        h = ops.by_column_norms("lm_head", h)
+    return _times(ops.linear("lm_head", h), factors.logits)
 
 
 def _times(x: torch.Tensor, factor: float) -> torch.Tensor:

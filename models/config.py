@@ -165,6 +165,8 @@ class ModelConfig:
     """Per layer, how many of the latest positions a token sees, itself included; 0: all. Empty: all in every layer."""
     multipliers: Multipliers = Multipliers()
     chunked: ChunkedConfig | None = None
+    norm_head: bool = False
+    """Whether the columns of the head are made unit vectors (Ling 1.x)."""
     mtp_layers: int = 0
     """Multi-token prediction layers that follow the last layer in the file; they are not loaded."""
 

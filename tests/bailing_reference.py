@@ -89,7 +89,10 @@ def _logits(c: Mapping[str, Any], w: Weights, ids: torch.Tensor) -> torch.Tensor
         x = _norm(c, w[p + "post_attention_layernorm.weight"], h)
         dense = i < c["first_k_dense_replace"]
         h = h + (_mlp(w, p + "mlp.", x) if dense else _experts(c, w, p + "mlp.", x))
-    return _norm(c, w["model.norm.weight"], h) @ w["lm_head.weight"].T
+    head = w["lm_head.weight"]
+    if c.get("norm_head"):
+        head = head / (head.norm(dim=0, keepdim=True) + 1e-7)
+    return _norm(c, w["model.norm.weight"], h) @ head.T
 
 
 def _norm(c: Mapping[str, Any], weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

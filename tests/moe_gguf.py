@@ -99,6 +99,8 @@ def _tensors(arch: str, c: Mapping[str, Any], state: Mapping[str, Any]) -> dict[
         else:
             out |= {f"blk.{layer}.{n}": v for n, v in _layer(arch, c, rest, value)}
     out |= {name: np.stack([parts[e] for e in sorted(parts)]) for name, parts in stacks.items()}
+    if c.get("norm_head"):
+        out["output.weight"] = out["output.weight"] / (np.linalg.norm(out["output.weight"], axis=0) + 1e-7)
     if c.get("tie_word_embeddings"):
         out.pop("output.weight", None)
     return out

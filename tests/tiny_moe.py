@@ -60,7 +60,7 @@ MOE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_experts": 8, "moe_topk": 3, "head_dim": 32}
         | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}},
     ),
-    "bailing_moe": ("BailingMoe", _BAILING),
+    "bailing_moe": ("BailingMoe", _BAILING | {"norm_head": True}),
     "bailing_moe_v2": ("BailingMoeV2", _BAILING | _BAILING_2),
     "llama4": ("Llama4", COMMON | _LLAMA4 | {"attention_chunk_size": 40, "rope_parameters": _SCOUT}),
     "llama4_maverick": ("Llama4", COMMON | _LLAMA4 | {"attention_chunk_size": None, "use_qk_norm": False}),

@@ -33,7 +33,6 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     """From a config.json, with the defaults of the published configuration_bailing_moe.py. Raises ModelError."""
     k = Keys(raw, where)
     refuse_variants(k)
-    k.refuse_unless("norm_head", False, False)
     base = config_of_hf(k, NAME, context=16384, eps=1e-5)
     n_experts = k.integer("num_experts", 16, high=MAX_EXPERTS)
     inter = k.integer("moe_intermediate_size")
@@ -45,7 +44,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
         first_dense=k.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS),
         norm_topk=k.flag("norm_topk_prob", True),
     )
-    return replace(base, moe=moe)
+    return replace(base, moe=moe, norm_head=k.flag("norm_head", False))
 
 
 def refuse_variants(k: Keys) -> None:
@@ -58,7 +57,10 @@ def refuse_variants(k: Keys) -> None:
 def config_from_gguf(
     meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str = "GGUF"
 ) -> ModelConfig:
-    """From GGUF metadata and the shapes of its tensors by canonical name. Raises ModelError."""
+    """From GGUF metadata and the shapes of its tensors by canonical name. Raises ModelError.
+
+    llama.cpp's converter writes a normed head as such.
+    """
     k = Keys(meta, where, "bailingmoe.")
     base = config_of_gguf(k, shapes, NAME)
     n_experts = k.integer("expert_count", high=MAX_EXPERTS)

@@ -35,6 +35,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     """From a config.json, with the defaults of the published configuration_bailing_moe_v2.py. Raises ModelError."""
     k = Keys(raw, where)
     bailing_moe.refuse_variants(k)
+    k.refuse_unless("norm_head", False, False)
     k.refuse_unless("use_qk_norm", True, True)
     k.refuse_unless("score_function", "sigmoid", "sigmoid")
     k.refuse_unless("moe_router_enable_expert_bias", True, True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, project
 from hetero.models.config import ChunkedConfig, ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys, text_keys
+from hetero.models.families.common import MAX_EXPERTS, VISION, Expected, FusedExperts, Keys, text_keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ HF_ARCHITECTURES = ("Llama4ForConditionalGeneration", "Llama4ForCausalLM")
 HF_MODEL_TYPES = ("llama4", "llama4_text")
 GGUF_ARCHS = ("llama4",)
 SKIP_HF = (
-    r"(vision_model|multi_modal_projector)\..*",
+    VISION,
     r"(language_model\.)?model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
 )
 RENAME_HF = (

@@ -94,7 +94,11 @@ MUTATIONS: dict[str, dict[str, Mutation]] = {
     "hunyuan_moe": NORMS
     | {"shared MLP": NO_SHARED, "alpha": part("rope", theta=1e4), "renormalisation": NO_RENORM}
     | {"norms after rope": config(family="mixtral", qk_norm=True)},
-    "bailing_moe": {"shared experts": NO_SHARED, "renormalisation": NO_RENORM},
+    "bailing_moe": {
+        "shared experts": NO_SHARED,
+        "renormalisation": NO_RENORM,
+        "normed head": config(norm_head=False),
+    },
     "bailing_moe_v2": NORMS
     | {"correction bias": NO_BIAS, "groups": part("moe", n_group=1), "scaling": part("moe", scaling=1.0)}
     | {"group score": part("moe", group_score="max"), "renormalisation": NO_RENORM, "shared expert": NO_SHARED}

@@ -14,6 +14,7 @@ from hetero.models.load import load_model, open_model
 from hetero.native import Kernels, cpu_tiers
 from tests.engine.reference import relative
 from tests.tiny import tiny_gguf, tiny_hf
+from tests.tiny_moe import MOE_FAMILIES
 
 IDS = np.random.default_rng(0).integers(0, 256, 150).tolist()
 SHORT = Sampling(max_tokens=12, ignore_eos=True)
@@ -33,7 +34,7 @@ def two_owners(path, dtype):
     return engine
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v2_lite", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v2_lite", "deepseek_v3", *sorted(MOE_FAMILIES)])
 def test_torch_and_native_owners_agree_in_exact_mode(family, tmp_path):
     path = tiny_hf(family, tmp_path)
     native, split = Engine.load(path, device="cpu", threads=2), two_owners(path, torch.float32)

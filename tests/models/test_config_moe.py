@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from hetero.machine.types import ModelError
 from hetero.models.card import cards
@@ -118,6 +120,24 @@ def test_llama_4_scout_and_maverick() -> None:
     )
 
 
+def test_llama_4_as_the_hub_has_it_within_a_vision_model(tmp_path: Path) -> None:
+    text = tiny_hf("llama4", tmp_path)
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    config = json.loads((text / "config.json").read_text())
+    outer = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "text_config": config}
+    (whole / "config.json").write_text(json.dumps(outer))
+    tensors = {f"language_model.{name}": w for name, w in load_file(text / "model.safetensors").items()}
+    tensors |= {"vision_model.class_embedding": np.zeros(4), "multi_modal_projector.linear_1.weight": np.zeros((4, 4))}
+    save_file(tensors, whole / "model.safetensors")
+    with open_checkpoint(text) as a, open_checkpoint(whole) as b:
+        assert a.config == b.config
+        assert a.index.tensors == b.index.tensors
+        name = "model.layers.1.mlp.experts.up.weight"
+        np.testing.assert_array_equal(a.read_rows(name, expert=5), b.read_rows(name, expert=5))
+        assert any("vision" in note for note in b.notes)
+
+
 def test_llama_4_files_say_none_of_their_constants_but_no_window(tmp_path: Path) -> None:
     directory = tiny_hf("llama4", tmp_path)
     with open_checkpoint(gguf_of(directory, tmp_path / "m.gguf")) as c:
@@ -138,6 +158,7 @@ def test_gguf_and_hugging_face_agree(family: str, tmp_path: Path) -> None:
         }
         near = replace(b.config, model_type=a.config.model_type, rms_norm_eps=a.config.rms_norm_eps)
         near = replace(near, multipliers=a.config.multipliers, clip_qkv=a.config.clip_qkv, moe=a.config.moe)
+        near = replace(near, norm_head=a.config.norm_head)  # which GGUF's heads already are
         dense = family.startswith(("llama4", "bailing"))  # elsewhere the one intermediate size is the experts'
         near = replace(near, intermediate_size=near.intermediate_size if dense else a.config.intermediate_size)
         assert replace(near, rope=replace(near.rope, theta=a.config.rope.theta)) == a.config
@@ -192,7 +213,7 @@ def test_every_key_of_a_configuration_is_looked_up_or_known_to_be_beside_the_poi
         (LING | {"n_group": 7}, ["256 experts in 7 groups"]),
         (LING | {"use_qkv_bias": True}, ["use_qkv_bias"]),
         (LING | {"partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5", "at most 1"]),
-        (LING_LITE | {"norm_head": True}, ["norm_head"]),
+        (LING | {"norm_head": True}, ["norm_head"]),
         (nested(SCOUT, num_experts_per_tok=2), ["num_experts_per_tok", "2"]),
         (nested(SCOUT, no_rope_layers=[1, 0]), ["no_rope_layers", "48"]),
         (nested(SCOUT, no_rope_layers=[2] * 48), ["no_rope_layers"]),
