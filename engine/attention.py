@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -12,7 +13,7 @@ from hetero.engine.batch import Span
 from hetero.engine.kvcache import KVCache
 from hetero.engine.pages import PAGE
 from hetero.native import Kernels, Pool
-from hetero.native.attention import PagedAttention, Sight, Store, Turn
+from hetero.native.attention import PagedAttention, Sight, Store, Table, Turn
 
 NATIVE_TOKENS = 8
 """Up to this many tokens the native kernel is faster than torch: it reads the pages as they lie."""
@@ -50,6 +51,9 @@ class Mask:
 CAUSAL = Mask()
 
 
+Gathered = tuple[PagedAttention, torch.Tensor, Table]
+
+
 class Attention(Protocol):
     """Appends a span's keys and values to the cache and attends; float32 in and out."""
 
@@ -78,6 +82,18 @@ class Attention(Protocol):
         self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
     ) -> torch.Tensor:
         """q [T, H, rank + rope] over the shared `latent` [T, rank + rope], whose first `rank` are the values."""
+
+    def latent_chosen(
+        self,
+        layer: int,
+        span: Span,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        rank: int,
+        scale: float,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """`latent` for tokens that see only `chosen` int64 [T, k], ascending; later ones than its own do not count."""
 
 
 class TorchAttention:
@@ -119,6 +135,27 @@ class TorchAttention:
         return attend(q, keys, keys, span.first, scale, CAUSAL)[..., :rank]
 
 
+    def latent_chosen(
+        self,
+        layer: int,
+        span: Span,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        rank: int,
+        scale: float,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        self._kv.append(layer, "latent", span.sequence, span.first, latent)
+        if len(q) == 1:
+            slots = self._kv.slots(span.sequence, chosen[0])
+            keys = self._kv.store(layer, "latent")[0].index_select(0, slots).float()[:, None]
+            return _attend_one(q[0], keys, keys, scale, None)[None, :, :rank]
+        keys = self._kv.view(layer, "latent", span.sequence, span.length)[:, None]
+        seen = CAUSAL.visible(len(q), span.first, q.device)
+        seen &= torch.zeros_like(seen).scatter_(1, chosen, True)
+        return _attend_seen(q, keys, keys, seen, scale)[..., :rank]
+
+
 class NativeAttention:
     """On the CPU: the native kernel up to NATIVE_TOKENS tokens, torch beyond."""
 
@@ -126,6 +163,7 @@ class NativeAttention:
         self._kv, self._kernels, self._pool = kv, kernels, pool
         self._torch = TorchAttention(kv)
         self._paged: dict[int, PagedAttention] = {}
+        self._scratch: dict[tuple[int, float], Gathered] = {}
 
     def fuses(self, span: Span) -> bool:
         return span.stop - span.start <= NATIVE_TOKENS
@@ -173,6 +211,40 @@ class NativeAttention:
         if layer not in self._paged:
             self._paged[layer] = self._make(self._store(layer, "latent"), None, q.shape[1], rank, scale, Sight())
         return self._attend(self._paged[layer], span, q, latent.contiguous(), None, rank)
+
+    def latent_chosen(
+        self,
+        layer: int,
+        span: Span,
+        q: torch.Tensor,
+        latent: torch.Tensor,
+        rank: int,
+        scale: float,
+        chosen: torch.Tensor,
+    ) -> torch.Tensor:
+        """Token by token: what it sees is copied together, so that nothing else of the cache is read."""
+        self._kv.append(layer, "latent", span.sequence, span.first, latent)
+        store, (tokens, heads, _), k = self._kv.store(layer, "latent")[0], q.shape, chosen.shape[1]
+        paged, scratch, table = self._gathered(layer, k, heads, rank, scale)
+        slots = self._kv.slots(span.sequence, chosen)
+        q, out = q.contiguous(), torch.empty(tokens, heads, rank)
+        for t in range(tokens):
+            n = min(k, span.first + t + 1)
+            torch.index_select(store, 0, slots[t, :n], out=scratch[:n])
+            paged.attend(self._pool, table, n - 1, 1, q[t].data_ptr(), out[t].data_ptr())
+        return out
+
+    def _gathered(self, layer: int, k: int, heads: int, rank: int, scale: float) -> Gathered:
+        """Attention over `k` positions of a layer's latents that are copied into a store of their own."""
+        found = self._scratch.get((k, scale))
+        if found is None:
+            pages = -(-k // PAGE)
+            tensor, fmt = self._kv.store(layer, "latent")
+            scratch = tensor.new_empty(pages * PAGE, tensor.shape[1])
+            keys = Store(scratch.data_ptr(), len(scratch), 1, scratch.shape[1], fmt)
+            table = np.arange(pages, dtype=np.int32)
+            found = self._scratch[k, scale] = (self._make(keys, None, heads, rank, scale, Sight()), scratch, table)
+        return found
 
     def _make(
         self, keys: Store, values: Store | None, heads: int, width: int, scale: float, sight: Sight
@@ -236,13 +308,20 @@ def _with_sink(
 def _attend_many(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float, mask: Mask
 ) -> torch.Tensor:
-    """Many tokens: each key head is a batch of its own, which its query heads share without copies of the cache."""
+    tokens, seen = len(q), None
+    if first or len(k) > tokens or mask.window is not None or mask.chunk is not None:
+        seen = F.pad(mask.visible(tokens, first, q.device), (0, len(k) - first - tokens), value=True)
+    return _attend_seen(q, k, v, seen, scale)
+
+
+def _attend_seen(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """Many tokens, which see `seen` bool [T, L] (None: causally, all being new): each key head is a batch of its own,
+    which its query heads share without copies of the cache."""
     tokens, heads, groups = q.shape[0], q.shape[1], k.shape[1]
     repeat = heads // groups
     queries = q.reshape(tokens, groups, repeat, -1).permute(1, 2, 0, 3)
     keys, values = (cached.transpose(0, 1)[:, None].expand(-1, repeat, -1, -1) for cached in (k, v))
-    seen = None
-    if first or len(k) > tokens or mask.window is not None or mask.chunk is not None:
-        seen = F.pad(mask.visible(tokens, first, q.device), (0, len(k) - first - tokens), value=True)
     out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen, is_causal=seen is None, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(tokens, heads, -1)

@@ -52,7 +52,7 @@ class Engine:
         attention: Attention = TorchAttention(self._kv)
         if owner.device.type == "cpu":
             attention = NativeAttention(self._kv, model.kernels, self._pool)
-        self._runtime = Runtime(model, owner, self._pool, attention, self._kv.states)
+        self._runtime = Runtime(model, owner, self._pool, attention, self._kv)
         self._forward = FAMILIES[model.config.family].forward
         self._schedule = Schedule(self._kv, plan.prefill_chunk)
         self._make_ops: Callable[[Runtime, Batch], Ops] = Ops

@@ -119,7 +119,7 @@ class KVCache:
             first = sequence.pages[0] * PAGE + start
             store[first : first + len(values)] = values
         else:
-            store.index_copy_(0, self._slots(sequence, start, start + len(values)), values)
+            store.index_copy_(0, self._range(sequence, start, start + len(values)), values)
 
     def view(self, layer: int, name: str, sequence: Sequence, length: int) -> torch.Tensor:
         """The first `length` positions of `sequence` as float32 [length, ...] (a view where that needs no copy)."""
@@ -127,9 +127,12 @@ class KVCache:
         if sequence.contiguous:
             first = sequence.pages[0] * PAGE
             return store[first : first + length].float()
-        return store.index_select(0, self._slots(sequence, 0, length)).float()
+        return store.index_select(0, self._range(sequence, 0, length)).float()
 
-    def _slots(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
-        positions = torch.arange(start, stop, device=self._device)
+    def slots(self, sequence: Sequence, positions: torch.Tensor) -> torch.Tensor:
+        """Where `positions` int64 [...] of `sequence` lie in its stores."""
         pages = torch.tensor(sequence.pages, device=self._device)
         return pages[positions // PAGE] * PAGE + positions % PAGE
+
+    def _range(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
+        return self.slots(sequence, torch.arange(start, stop, device=self._device))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from hetero.engine.attention import Attention, Mask
 from hetero.engine.batch import Batch, Span
+from hetero.engine.kvcache import KVCache
 from hetero.engine.owners import Angles, DenseOwner
-from hetero.engine.recurrent import RecurrentStates
-from hetero.models.blocks import Recurrence
+from hetero.engine.selection import Indexers
+from hetero.models.blocks import Recurrence, Selection
 from hetero.models.config import ModelConfig
 from hetero.models.load import Model
 from hetero.models.rope import inverse_frequencies, rotation_scale
@@ -39,12 +41,10 @@ class Experts:
 class Runtime:
     """What does not change between steps: the model's parts where the placement put them."""
 
-    def __init__(
-        self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention, states: RecurrentStates
-    ) -> None:
+    def __init__(self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention, kv: KVCache) -> None:
         self.config: ModelConfig = model.config
         self.owner = owner
-        self.attention, self.states = attention, states
+        self.attention, self.states, self.indexers = attention, kv.states, Indexers(kv)
         self.experts = Experts(model, pool)
         self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
         self.rotation_scale = rotation_scale(model.config.rope)
@@ -114,9 +114,11 @@ class Ops:
         """Several matrices on the same x, in one pass over it."""
         return self._runtime.owner.linears(names, x)
 
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn."""
-        return self._rotate(x, None)
+    def rotate(self, x: torch.Tensor, interleaved: bool | None = None) -> torch.Tensor:
+        """Rotary positions on x [T, heads, d], whose first `rope.dim` values turn, in pairs as the model's rope or as
+        `interleaved` says."""
+        angles = self._angles if interleaved is None else replace(self._angles, interleaved=interleaved)
+        return self._runtime.owner.rotate(x, angles, None, 0.0)
 
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return self._runtime.owner.rotate(x, self._angles, norm, self._runtime.config.rms_norm_eps)
@@ -194,14 +196,45 @@ class Ops:
                     states.copy(layer, sequence.slot, sequence.pending)
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
+    @property
+    def longest(self) -> int:
+        """Positions of the batch's longest request after this step."""
+        return max(span.length for span in self._batch.spans)
+
+    def index(self, layer: int, keys: torch.Tensor) -> None:
+        """Append an indexer's turned keys [T, d] to the cache; before `choose`."""
+        for span in self._batch.spans:
+            self._runtime.indexers.append(layer, span, keys[span.start : span.stop])
+
+    def choose(self, layer: int, q: torch.Tensor, weights: torch.Tensor, top_k: int) -> Selection:
+        """The positions that each token attends to, by an indexer's turned q [T, H, d] and weights [T, H]."""
+        rows = [slice(span.start, span.stop) for span in self._batch.spans]
+        spans = zip(self._batch.spans, rows, strict=True)
+        return [self._runtime.indexers.choose(layer, span, q[at], weights[at], top_k) for span, at in spans]
+
     def latent_attention(
-        self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
+        self,
+        layer: int,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        scale: float,
+        select: Selection | None = None,
     ) -> torch.Tensor:
         """Absorbed MLA: cache `latent` [T, r + rope] only; q_nope [T, H, nope], q_rope [T, H, rope]; [T, H, v].
 
         q·k = (W_k^T q_nope)·c + q_rope·k_rope, so keys are never expanded (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
+        `select` limits what each request's tokens see.
         """
         q = torch.cat([self._runtime.to_latent(layer, q_nope), q_rope], dim=-1)
         rank, attention = q.shape[2] - q_rope.shape[2], self._runtime.attention
-        mixed = self._by_span(lambda span, at: attention.latent(layer, span, q[at], latent[at], rank, scale))
+        choices = {span.start: part for span, part in zip(self._batch.spans, select or (), strict=bool(select))}
+
+        def attend(span: Span, at: slice) -> torch.Tensor:
+            chosen = choices.get(span.start)
+            if chosen is None:
+                return attention.latent(layer, span, q[at], latent[at], rank, scale)
+            return attention.latent_chosen(layer, span, q[at], latent[at], rank, scale, chosen)
+
+        mixed = self._by_span(attend)
         return self._runtime.from_latent(layer, mixed)

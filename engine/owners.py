@@ -75,7 +75,7 @@ class NativeOwner:
         self._model, self._kernels, self._pool = model, model.kernels, pool
         self._small = _smalls(model, self.device)
         self._linears: dict[tuple[str, ...], PreparedLinear] = {}
-        self._norms: dict[tuple[int, int, int, int, float], PreparedNorm] = {}
+        self._norms: dict[tuple[int, int, int, int, float, bool], PreparedNorm] = {}
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(self._kernels.gather_rows(self._model.matrices[EMBEDDING], ids.numpy()))
@@ -135,7 +135,7 @@ class NativeOwner:
         return out
 
     def _prepared_norm(self, heads: int, d: int, weight: int, eps: float, half: int, interleaved: bool) -> PreparedNorm:
-        key = (heads, d, weight, half, eps)
+        key = (heads, d, weight, half, eps, interleaved)
         prepared = self._norms.get(key)
         if prepared is None:
             self._norms[key] = prepared = PreparedNorm(self._kernels, heads, d, weight, eps, half, interleaved)

@@ -11,7 +11,7 @@ import torch
 
 from hetero.engine.batch import Batch
 from hetero.engine.ops import Ops, Runtime
-from hetero.models.blocks import Recurrence
+from hetero.models.blocks import Recurrence, Selection
 from hetero.models.stages import STAGES, stage_of
 
 Result = TypeVar("Result")
@@ -54,8 +54,8 @@ class TimedOps(Ops):
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         return self._watch.time(stage_of(names[0]), lambda: super(TimedOps, self).linears(names, x))
 
-    def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        return self._watch.time("attention", lambda: super(TimedOps, self).rotate(x))
+    def rotate(self, x: torch.Tensor, interleaved: bool | None = None) -> torch.Tensor:
+        return self._watch.time("attention", lambda: super(TimedOps, self).rotate(x, interleaved))
 
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return self._watch.time("experts", lambda: super(TimedOps, self).experts(layer, x, ids, weights))
@@ -80,8 +80,20 @@ class TimedOps(Ops):
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor:
         return self._watch.time("attention", lambda: super(TimedOps, self).recurrent(layer, step, inputs))
 
+    def index(self, layer: int, keys: torch.Tensor) -> None:
+        self._watch.time("attention", lambda: super(TimedOps, self).index(layer, keys))
+
+    def choose(self, layer: int, q: torch.Tensor, weights: torch.Tensor, top_k: int) -> Selection:
+        return self._watch.time("attention", lambda: super(TimedOps, self).choose(layer, q, weights, top_k))
+
     def latent_attention(
-        self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
+        self,
+        layer: int,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        scale: float,
+        select: Selection | None = None,
     ) -> torch.Tensor:
-        parts = layer, q_nope, q_rope, latent, scale
+        parts = layer, q_nope, q_rope, latent, scale, select
         return self._watch.time("attention", lambda: super(TimedOps, self).latent_attention(*parts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hetero.models.config import ModelConfig
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 Recurrence = Callable[[dict[str, "torch.Tensor"], list["torch.Tensor"]], "torch.Tensor"]
 """One request's rows through a recurrent layer: (states to change in place, inputs [n, ...]) to outputs [n, ...]."""
+
+
+Selection = Sequence["torch.Tensor | None"]
+"""For each request of a batch the positions that its new tokens see, int64 [T, k] in ascending order; None: all up to
+their own. Positions after a token's own, which come last, do not count."""
 
 
 class Batch(Protocol):
@@ -36,7 +41,7 @@ class Ops(Protocol):
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
     def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
-    def rotate(self, x: torch.Tensor) -> torch.Tensor: ...
+    def rotate(self, x: torch.Tensor, interleaved: bool | None = None) -> torch.Tensor: ...
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor: ...
     def attention(
         self,
@@ -54,8 +59,18 @@ class Ops(Protocol):
     ) -> torch.Tensor: ...
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor: ...
     def latent_attention(
-        self, layer: int, q_nope: torch.Tensor, q_rope: torch.Tensor, latent: torch.Tensor, scale: float
+        self,
+        layer: int,
+        q_nope: torch.Tensor,
+        q_rope: torch.Tensor,
+        latent: torch.Tensor,
+        scale: float,
+        select: Selection | None = None,
     ) -> torch.Tensor: ...
+    @property
+    def longest(self) -> int: ...
+    def index(self, layer: int, keys: torch.Tensor) -> None: ...
+    def choose(self, layer: int, q: torch.Tensor, weights: torch.Tensor, top_k: int) -> Selection: ...
 
 
 Attention = Callable[[ModelConfig, int, "torch.Tensor", Ops], "torch.Tensor"]

@@ -74,6 +74,22 @@ class MlaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """DeepSeek sparse attention (DeepSeek-V3.2): a token attends only to the `top_k` positions that an indexer chooses.
+
+    `layers` have an indexer: `heads` query heads and one key of `dim` values per position, whose first values turn by
+    the model's rope in pairs as `interleaved` says. The other layers use the choice of the last such layer.
+    """
+
+    heads: int
+    dim: int
+    top_k: int
+    layers: tuple[int, ...]
+    interleaved: bool
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaConfig:
     """Gated delta nets (arXiv 2412.06464) in the place of attention in `layers`; widths per head.
 
@@ -155,6 +171,7 @@ class ModelConfig:
     qk_norm: bool = False
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
+    indexer: IndexerConfig | None = None
     delta: DeltaConfig | None = None
     zero_centred: bool = False
     """Norm weights are stored less one, but for those of gated delta nets."""
@@ -189,13 +206,16 @@ class ModelConfig:
         return self.delta is not None and layer in self.delta.layers
 
     def layer_states(self, layer: int) -> dict[str, State]:
-        """What `layer` keeps, by name: MLA its latent and shared rope key side by side."""
+        """What `layer` keeps, by name: MLA its latent and shared rope key side by side, an indexer its key."""
         if self.delta is not None and self.is_delta_layer(layer):
             d = self.delta
             matrices = State((d.value_heads, d.key_dim, d.value_dim), recurrent=True)
             return {"conv": State((d.conv - 1, d.conv_width), recurrent=True), "delta": matrices}
         if self.mla is not None:
-            return {"latent": State((self.mla.kv_lora_rank + self.mla.rope_dim,))}
+            latent = {"latent": State((self.mla.kv_lora_rank + self.mla.rope_dim,))}
+            if self.indexer is not None and layer in self.indexer.layers:
+                return latent | {"index": State((self.indexer.dim,))}
+            return latent
         return dict.fromkeys(("k", "v"), State((self.n_kv_heads, self.head_dim)))
 
     @property

@@ -32,6 +32,10 @@ _GGUF_LAYER = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
@@ -59,7 +63,7 @@ _GGUF_BARE = {
     "ssm_a": "linear_attn.A",
     "ssm_dt": "linear_attn.dt_bias",
 }
-_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z0-9_]+)(\.weight|\.bias)?")
+_BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.((?:indexer\.)?[a-z0-9_]+)(\.weight|\.bias)?")
 _DELTA = re.compile(r"blk\.(0|[1-9]\d{0,4})\.ssm_a")
 _EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
 _FUSED = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts)\.(gate_up|down)_proj(?:(?:\.weight)?|[._](bias))")

@@ -10,9 +10,7 @@ from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
-from hetero.models.families.unsupported import NEEDS_HF
 from hetero.models.formats import SAFETENSORS_SUPPORTED
-from hetero.models.plan_only import ARCHITECTURES, Outline, outline
 from hetero.native.widths import source_bytes
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -34,12 +32,8 @@ def index_of_config(raw: Mapping[str, Any], name: str, where: str, *, joint: boo
     `joint` False counts latent attention's kv_b in the two halves that GGUF files and cards have.
     """
     formats = formats_of_config(raw, where)
-    found = architecture_of(raw)
-    if found not in ARCHITECTURES:
-        family = family_for_hf(raw, where)
-        return _of_family(family, family.config_from_hf(raw, where), formats, name, joint)
-    made = outline(raw, found, where)
-    return _index(made, formats, name, f"this version does not run it yet: it needs {NEEDS_HF.get(found, 'more')}")
+    family = family_for_hf(raw, where)
+    return _of_family(family, family.config_from_hf(raw, where), formats, name, joint)
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
@@ -95,9 +89,12 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     moe = config.moe
-    made = Outline(
+    foreign = [f for f in (formats.experts, formats.dense) if f not in SAFETENSORS_SUPPORTED]
+    why = f"this version does not read {foreign[0]} weights yet; a GGUF of the model runs" if foreign else ""
+    return ModelIndex(
+        name=name,
         architecture=config.model_type,
-        tensors=tensors,
+        tensors=tuple(_tensor(n, want, formats) for n, want in tensors.items()),
         n_layers=config.n_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -105,29 +102,8 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
         n_experts=moe.n_experts if moe else 0,
         top_k=moe.top_k if moe else 0,
         kv_elements_per_token=config.kv_elements_per_token,
-        kv_fixed_elements=0,
         recurrent_bytes=config.recurrent_bytes,
-    )
-    foreign = [f for f in (formats.experts, formats.dense) if f not in SAFETENSORS_SUPPORTED]
-    why = f"this version does not read {foreign[0]} weights yet; a GGUF of the model runs" if foreign else ""
-    return _index(made, formats, name, why)
-
-
-def _index(made: Outline, formats: Formats, name: str, plan_only: str) -> ModelIndex:
-    return ModelIndex(
-        name=name,
-        architecture=made.architecture,
-        tensors=tuple(_tensor(n, want, formats) for n, want in made.tensors.items()),
-        n_layers=made.n_layers,
-        hidden_size=made.hidden_size,
-        vocab_size=made.vocab_size,
-        max_context=made.max_context,
-        n_experts=made.n_experts,
-        top_k=made.top_k,
-        kv_elements_per_token=made.kv_elements_per_token,
-        kv_fixed_elements=made.kv_fixed_elements,
-        recurrent_bytes=made.recurrent_bytes,
-        plan_only=plan_only,
+        plan_only=why,
     )
 
 

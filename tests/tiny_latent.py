@@ -42,6 +42,19 @@ _GROUPED: dict[str, Any] = {
     "num_mtp_layers": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
 }
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
+_INDEXER: dict[str, Any] = {"index_n_heads": 16, "index_head_dim": 64, "index_topk": 48}
+"""Many heads: with few of them relu leaves scores of exactly 0, and the choice among equals is anyone's."""
 
 LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_k25": (
@@ -49,25 +62,29 @@ LATENT_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         LATENT
         | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827}
         | {"rms_norm_eps": 1e-5, "num_mtp_layers": 0}
-        | {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 50000.0,
-                "factor": 8.0,
-                "original_max_position_embeddings": 32,
-                "beta_fast": 1.0,
-                "beta_slow": 1.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            }
-        },
+        | {"rope_parameters": _YARN | {"rope_theta": 50000.0, "beta_fast": 1.0, "beta_slow": 1.0}},
     ),
     "glm4_moe": ("Glm4Moe", _GROUPED | {"use_qk_norm": True, "routed_scaling_factor": 2.5}),
     "glm4_moe_air": ("Glm4Moe", _GROUPED | {"use_qk_norm": False}),
     "glm4_moe_lite": (
         "Glm4MoeLite",
-        LATENT | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "num_attention_heads": 5}
+        LATENT | {"rope_parameters": _PLAIN, "num_attention_heads": 5}
         | {"num_key_value_heads": 5, "v_head_dim": 48},
+    ),
+    "deepseek_v32": (
+        "DeepseekV32",
+        LATENT | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "rope_parameters": _YARN} | _INDEXER,
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsa",
+        LATENT | {"first_k_dense_replace": 1, "num_hidden_layers": 4, "rope_parameters": _PLAIN} | _INDEXER,
+    ),
+    "glm_moe_dsa_shared": (
+        "GlmMoeDsa",
+        LATENT
+        | {"first_k_dense_replace": 1, "num_hidden_layers": 4, "rope_parameters": _PLAIN | {"rope_theta": 8e6}}
+        | _INDEXER
+        | {"indexer_types": ["full", "shared", "full", "shared"]},
     ),
 }  # fmt: skip
 """By name: (transformers' class prefix, configuration)."""

@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hetero.models.blocks import Ops
-from hetero.models.config import MlaConfig, ModelConfig, MoeConfig
+from hetero.models.blocks import Ops, Selection
+from hetero.models.config import IndexerConfig, MlaConfig, ModelConfig, MoeConfig
 from hetero.models.families.common import (
     MAX_LAYERS,
     Expected,
@@ -139,6 +139,8 @@ def model_tensors(config: ModelConfig, names: Container[str]) -> dict[str, Expec
     out = shell_tensors(config.hidden_size, config.vocab_size, config.n_layers)
     for layer in range(config.n_layers):
         out |= _attention(f"model.layers.{layer}.self_attn.", config, names)
+        if config.indexer is not None and layer in config.indexer.layers:
+            out |= _indexer(f"model.layers.{layer}.self_attn.indexer.", config, config.indexer)
         out |= feed_forward_tensors(config, layer)
     return out
 
@@ -166,31 +168,81 @@ def _attention(p: str, config: ModelConfig, names: Container[str]) -> dict[str, 
     return out
 
 
-def _queries(config: ModelConfig, prefix: str, x: torch.Tensor, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries [T, H, nope + rope] and the joint latent [T, r + rope] of the normed x [T, hidden]."""
-    mla = config.mla
-    assert mla is not None
-    if mla.q_lora_rank is None:
-        q, joint = ops.linears([prefix + "q_proj", prefix + "kv_a_proj_with_mqa"], x)
-    else:
-        low, joint = ops.linears([prefix + "q_a_proj", prefix + "kv_a_proj_with_mqa"], x)
-        low = ops.norm(prefix + "q_a_layernorm.weight", low, mla.latent_norm_eps)
-        q = ops.linear(prefix + "q_b_proj", low)
-    return q.view(-1, config.n_heads, mla.nope_dim + mla.rope_dim), joint
+def _indexer(p: str, config: ModelConfig, indexer: IndexerConfig) -> dict[str, Expected]:
+    assert config.mla is not None
+    assert config.mla.q_lora_rank is not None
+    return {
+        p + "wq_b.weight": Expected((indexer.heads * indexer.dim, config.mla.q_lora_rank), "dense"),
+        p + "wk.weight": Expected((indexer.dim, config.hidden_size), "dense"),
+        p + "k_norm.weight": Expected((indexer.dim,), "small"),
+        p + "k_norm.bias": Expected((indexer.dim,), "small"),
+        p + "weights_proj.weight": Expected((indexer.heads, config.hidden_size), "dense"),
+    }
+
+
+def _low_queries(config: ModelConfig, prefix: str, x: torch.Tensor, ops: Ops) -> tuple[torch.Tensor, torch.Tensor]:
+    """The queries' latent [T, q_rank], normed, and the joint latent [T, r + rope] of the normed x [T, hidden]."""
+    assert config.mla is not None
+    low, joint = ops.linears([prefix + "q_a_proj", prefix + "kv_a_proj_with_mqa"], x)
+    return ops.norm(prefix + "q_a_layernorm.weight", low, config.mla.latent_norm_eps), joint
 
 
 def latent_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
     """MLA on the normed x [T, hidden]; one rope key serves all heads."""
+    prefix = f"model.layers.{layer}.self_attn."
+    if config.mla is not None and config.mla.q_lora_rank is None:
+        q, joint = ops.linears([prefix + "q_proj", prefix + "kv_a_proj_with_mqa"], x)
+    else:
+        low, joint = _low_queries(config, prefix, x, ops)
+        q = ops.linear(prefix + "q_b_proj", low)
+    return _attend(config, layer, q, joint, ops, None)
+
+
+class SparseLatentAttention:
+    """MLA over the positions that indexers choose. Made anew for each pass: a layer without an indexer uses the choice
+    of the layer before it."""
+
+    def __init__(self) -> None:
+        self._choice: Selection | None = None
+
+    def __call__(self, config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """[T, hidden] for the normed x [T, hidden]."""
+        prefix = f"model.layers.{layer}.self_attn."
+        low, joint = _low_queries(config, prefix, x, ops)
+        assert config.indexer is not None
+        if layer in config.indexer.layers:
+            self._choice = _choose(config.indexer, layer, x, low, ops)
+        return _attend(config, layer, ops.linear(prefix + "q_b_proj", low), joint, ops, self._choice)
+
+
+def _choose(indexer: IndexerConfig, layer: int, x: torch.Tensor, low: torch.Tensor, ops: Ops) -> Selection | None:
+    """What each token attends to, by the normed x [T, hidden] and the queries' latent; None while that is all."""
+    import torch.nn.functional as F
+
+    prefix = f"model.layers.{layer}.self_attn.indexer."
+    weight, bias = ops.small(prefix + "k_norm.weight"), ops.small(prefix + "k_norm.bias")
+    key = F.layer_norm(ops.linear(prefix + "wk", x), (indexer.dim,), weight, bias, indexer.norm_eps)
+    ops.index(layer, ops.rotate(key[:, None], indexer.interleaved)[:, 0])
+    if ops.longest <= indexer.top_k:
+        return None
+    q = ops.linear(prefix + "wq_b", low).view(-1, indexer.heads, indexer.dim)
+    q = ops.rotate(q, indexer.interleaved)
+    return ops.choose(layer, q, ops.linear(prefix + "weights_proj", x), indexer.top_k)
+
+
+def _attend(
+    config: ModelConfig, layer: int, q: torch.Tensor, joint: torch.Tensor, ops: Ops, select: Selection | None
+) -> torch.Tensor:
     import torch
 
     mla = config.mla
     assert mla is not None
     prefix = f"model.layers.{layer}.self_attn."
-    q, joint = _queries(config, prefix, x, ops)
+    q = q.view(-1, config.n_heads, mla.nope_dim + mla.rope_dim)
     latent, key = joint[:, : mla.kv_lora_rank], joint[:, mla.kv_lora_rank :]
     latent = ops.norm(prefix + "kv_a_layernorm.weight", latent, mla.latent_norm_eps)
     stored = torch.cat([latent, ops.rotate(key[:, None])[:, 0]], dim=-1)
     scale = (mla.nope_dim + mla.rope_dim) ** -0.5 * softmax_mscale(config.rope)
     q_nope, q_rope = q[..., : mla.nope_dim], ops.rotate(q[..., mla.nope_dim :])
-    out = ops.latent_attention(layer, q_nope, q_rope, stored, scale)
+    out = ops.latent_attention(layer, q_nope, q_rope, stored, scale, select)
     return ops.linear(prefix + "o_proj", out.flatten(1))

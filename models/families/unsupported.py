@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-_DSA = "DeepSeek sparse attention (an indexer that picks the keys)"
 _DELTA = "linear attention with the gated delta rule"
 _KDA = "Kimi delta attention"
 _DENSE = "this dense architecture"
 
 NEEDS_GGUF: dict[str, str] = {
     "deepseek": "the first DeepSeek-MoE's grouped-query attention",
-    "deepseek32": _DSA,
-    "glm-dsa": _DSA,
     "deepseek4": "compressed attention, hash routing and hyper-connections",
     "glm4": _DENSE,
     "qwen35": _DELTA,
@@ -37,8 +34,6 @@ NEEDS_GGUF: dict[str, str] = {
 
 NEEDS_HF: dict[str, str] = {
     "DeepseekForCausalLM": NEEDS_GGUF["deepseek"],
-    "DeepseekV32ForCausalLM": _DSA,
-    "GlmMoeDsaForCausalLM": _DSA,
     "DeepseekV4ForCausalLM": NEEDS_GGUF["deepseek4"],
     "KimiLinearForCausalLM": NEEDS_GGUF["kimi-linear"],
     "KimiK3ForConditionalGeneration": NEEDS_GGUF["kimi-k3"],

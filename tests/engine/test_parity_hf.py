@@ -5,7 +5,7 @@ import pytest
 
 from hetero.engine import Engine, Sampling, Token
 from hetero.engine.engine import Engine as _Engine
-from tests.engine.reference import hf_logits, relative
+from tests.engine.reference import Choices, hf_logits, relative
 from tests.tiny import FAMILIES, tiny_hf
 
 BOUND = 1e-3
@@ -27,17 +27,24 @@ def engine(checkpoint):
     loaded.close()
 
 
-def test_all_positions_agree_also_past_the_original_context(engine, checkpoint):
+@pytest.fixture(scope="module")
+def expected(engine, checkpoint):
+    """The reference's logits of tokens that the engine has already computed."""
+    choices = Choices(engine)
+    return lambda ids: hf_logits(checkpoint, ids, choices)
+
+
+def test_all_positions_agree_also_past_the_original_context(engine, expected):
     ids = prompt(400)
     assert engine.plan.kv_dtype == "f32"
-    assert relative(engine.logits(ids), hf_logits(checkpoint, ids)) <= BOUND
+    assert relative(engine.logits(ids), expected(ids)) <= BOUND
 
 
 @pytest.mark.parametrize("chunk", [1, 63, 64, 65, 127])
-def test_chunks_of_any_size_agree(engine, checkpoint, chunk, monkeypatch):
+def test_chunks_of_any_size_agree(engine, expected, chunk, monkeypatch):
     ids = prompt(130, seed=1)
     monkeypatch.setattr(engine._schedule, "_chunk", chunk)
-    assert relative(engine.logits(ids), hf_logits(checkpoint, ids)) <= BOUND
+    assert relative(engine.logits(ids), expected(ids)) <= BOUND
 
 
 def greedy(engine, ids, n):
@@ -45,10 +52,10 @@ def greedy(engine, ids, n):
     return [event.id for event in events if isinstance(event, Token)]
 
 
-def test_decoding_follows_the_references_argmax(engine, checkpoint):
+def test_decoding_follows_the_references_argmax(engine, expected):
     ids = prompt(20, seed=2)
     new = greedy(engine, ids, 64)
-    logits = hf_logits(checkpoint, ids + new)[len(ids) - 1 : -1, : engine.text.n_tokens]
+    logits = expected(ids + new)[len(ids) - 1 : -1, : engine.text.n_tokens]
     top = np.sort(logits, axis=1)[:, -2:]
     clear = top[:, 1] - top[:, 0] > 2 * BOUND * logits.std()
     assert clear.sum() >= 58
@@ -72,7 +79,7 @@ def test_requests_side_by_side_answer_as_they_do_alone(engine: _Engine):
     assert together == alone
 
 
-def test_a_batch_of_many_agrees_at_every_position(engine: _Engine, checkpoint, monkeypatch):
+def test_a_batch_of_many_agrees_at_every_position(engine: _Engine, expected, monkeypatch):
     monkeypatch.setattr(engine._schedule, "_chunk", 150)  # one step holds ends and beginnings of several prompts
     prompts = [prompt(n, seed=n) for n in (5, 100, 130, 64)]
     requests = [engine._request(ids, Sampling(max_tokens=1), reuse=False, collect=True) for ids in prompts]
@@ -80,7 +87,7 @@ def test_a_batch_of_many_agrees_at_every_position(engine: _Engine, checkpoint, m
         pass
     for ids, request in zip(prompts, requests, strict=True):
         assert request.finished
-        assert relative(np.concatenate(request.rows), hf_logits(checkpoint, ids)) <= BOUND
+        assert relative(np.concatenate(request.rows), expected(ids)) <= BOUND
 
 
 def test_a_reused_prefix_gives_the_same_answer(engine):

@@ -275,7 +275,7 @@ def test_bad_or_unknown_settings_are_refused_by_name(base: Any, change: Any, wor
     [
         ({"architectures": ["Sphinx2ForCausalLM"]}, ["'Sphinx2ForCausalLM'", "not supported", "Qwen3MoeForCausalLM"]),
         ({"architectures": ["KimiLinearForCausalLM"]}, ["KimiLinearForCausalLM", "known but not supported yet"]),
-        ({"architectures": ["DeepseekV32ForCausalLM"]}, ["sparse attention"]),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, ["hash routing"]),
         ({"architectures": ["\x1b[2Jevil"]}, ["\\x1b[2Jevil"]),
         ({"model_type": "bert"}, ["'bert'"]),
         ({"architectures": []}, ["neither architectures nor model_type"]),

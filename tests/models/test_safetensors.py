@@ -45,7 +45,7 @@ def everything(directory: Path) -> dict[str, Any]:
     return {from_hf(name, family.RENAME_HF): out[name] for name in out if not re.fullmatch(skip, name)}
 
 
-@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(MOE_FAMILIES)))  # those have names of their own
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(MOE_FAMILIES) - {"kimi_k25"}))  # with names of their own
 def test_every_tensor_of_the_files_is_read_exactly(made: Any, family: str) -> None:
     directory = made(family)
     truth = everything(directory)
