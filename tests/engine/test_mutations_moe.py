@@ -1,43 +1,12 @@
 """Every term of the families in `tests.tiny_moe` matters: without any one of them the parity bound is broken."""
 
-from collections.abc import Callable
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from hetero.engine import Engine
-from hetero.models.load import Model
+from tests.engine.mutations import BOUND, Mutation, bank, config, part, small, survivors
 from tests.engine.reference import hf_logits, relative
 from tests.tiny import tiny_hf
-
-BOUND = 1e-3
-Mutation = Callable[[Model], Model]
-
-
-def config(**changes) -> Mutation:
-    return lambda model: replace(model, config=replace(model.config, **changes))
-
-
-def part(name, **changes) -> Mutation:
-    """A change of a part of the configuration: moe, rope, multipliers or chunked."""
-    return lambda model: config(**{name: replace(getattr(model.config, name), **changes)})(model)
-
-
-def small(end: str, value: float) -> Mutation:
-    """The small tensors whose names end so, filled with a constant: 0 for a bias, 1 for a norm."""
-
-    def mutate(model: Model) -> Model:
-        changed = {name: np.full_like(w, value) for name, w in model.small.items() if name.endswith(end)}
-        assert changed, f"there is no {end}"
-        return replace(model, small=model.small | changed)
-
-    return mutate
-
-
-def bank(**changes) -> Mutation:
-    return lambda model: replace(model, banks={i: replace(b, **changes) for i, b in model.banks.items()})
-
 
 NORMS = {"q norm": small("q_norm.weight", 1), "k norm": small("k_norm.weight", 1)}
 SHELL = {
@@ -123,16 +92,7 @@ def case(request, tmp_path_factory):
 
 def test_without_any_one_term_the_bound_is_broken(case):
     family, whole, ids, expected = case
-    survived = {}
-    for name, mutate in (SHELL | MUTATIONS[family]).items():
-        engine = Engine(mutate(whole.model), whole.plan)
-        try:
-            distance = relative(engine.logits(ids), expected)
-        finally:
-            engine.close()
-        if distance <= BOUND:
-            survived[name] = distance
-    assert not survived
+    assert not survivors(whole, SHELL | MUTATIONS[family], ids, expected)
 
 
 def test_every_family_is_mutated():
