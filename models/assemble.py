@@ -13,7 +13,7 @@ from hetero.machine.types import ModelError, TensorInfo, TierError
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
 from hetero.models.families.common import Expected, FusedExperts
-from hetero.models.formats import StoredTensor, n_elements, plain_to_f32, row_bytes
+from hetero.models.formats import FORMATS, StoredTensor, n_elements, plain_to_f32, row_bytes
 from hetero.models.fused import fused_weights
 from hetero.models.joint import split_joint
 from hetero.models.matrices import Found, Matrix, PairedHeads, Rows
@@ -158,6 +158,7 @@ def check(
             shape = want.shape
         if shape != want.shape:
             raise _wrong_shape(name, shape, matrices[0].stored, want, files)
+        _refuse_dtype(matrices[0], files)
         n_bytes = sum(m.n * row_bytes(m.format, m.k) for m in matrices)
         out[name] = Tensor(TensorInfo(name, shape, matrices[0].format, n_bytes, want.role), matrices)
     return out
@@ -165,6 +166,15 @@ def check(
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
+
+
+def _refuse_dtype(matrix: Matrix, files: tuple[Path, ...]) -> None:
+    if matrix.format not in FORMATS:
+        stored = matrix.stored
+        raise ModelError(
+            f"{files[stored.file]}: tensor {stored.name!r} has the dtype {matrix.format}; expected F32, F16 or BF16",
+            OTHER,
+        )
 
 
 def _wrong_shape(

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hetero.machine.types import ModelError
 from hetero.models.assemble import OTHER, Tensor, check, is_mtp, refuse_unused, whole
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
-from hetero.models.families.common import VISION, Expected
+from hetero.models.families.common import VISION, Expected, FusedExperts
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
-from hetero.models.fused import fused_biases, fused_weights
+from hetero.models.fused import fused_biases, fused_fp8, fused_mxfp4, fused_weights
 from hetero.models.joint import split_joint
 from hetero.models.matrices import Found
+from hetero.models.modules import modules_of
 from hetero.models.names import from_hf, hf_expert, hf_fused, layer_of
+from hetero.models.quantisation import Hints, Parts, matrix_of
 from hetero.models.safetensors_file import HfDirectory
-
-_CAST = "use a BF16 version of this model, or a GGUF one"
 
 
 def assemble_hf(
@@ -31,17 +32,17 @@ def assemble_hf(
     where = str(directory.path)
     config = family.config_from_hf(directory.config, str(directory.path / "config.json"))
     named, mtp = _renamed(family, directory, config)
-    _refuse_dtypes(named, directory)
     found, experts = _found(family, named, directory)
     expected = family.expected_tensors(config, found)
     found = split_joint(found, expected, directory.files)
     unused = [t.matrices[0].stored for n, t in found.items() if n not in expected]
-    unused += [next(iter(parts.values())) for n, parts in experts.items() if n not in expected]
+    unused += [next(iter(parts.values())).matrices[0].stored for n, parts in experts.items() if n not in expected]
     refuse_unused(unused, directory.files)
     for name in expected:
         if name in experts:
             if name in found:
-                raise _twice(name, found[name].matrices[0].stored, experts[name][min(experts[name])], directory)
+                first = experts[name][min(experts[name])].matrices[0].stored
+                raise _twice(name, found[name].matrices[0].stored, first, directory)
             found[name] = _stack(name, experts[name], expected[name], directory)
     tensors = check(found, expected, directory.files, where)
     notes: tuple[str, ...] = ()
@@ -80,43 +81,73 @@ def _twice(name: str, first: StoredTensor, second: StoredTensor, directory: HfDi
 
 def _found(
     family: Family, named: Mapping[str, StoredTensor], directory: HfDirectory
-) -> tuple[dict[str, Found], dict[str, dict[int, StoredTensor]]]:
-    """Whole tensors (fused ones taken apart), and the experts that are stored one by one, by canonical name."""
+) -> tuple[dict[str, Found], dict[str, dict[int, Found]]]:
+    """Whole tensors (stacks taken apart), and the experts that are stored one by one, by canonical name."""
+    hints = Hints.of(directory.config)
+    modules, rest = modules_of(named)
     found: dict[str, Found] = {}
-    experts: dict[str, dict[int, StoredTensor]] = {}
-    for name, t in named.items():
+    experts: dict[str, dict[int, Found]] = {}
+    for stem, parts in modules.items():
+        path = directory.files[next(iter(parts.values())).file]
+        name = f"{stem}.weight"
+        if stack := hf_fused(name):
+            found |= _unstacked(stack, parts, family.FUSED_EXPERTS, path, hints)
+            continue
+        plain = parts["weight"] if len(parts) == 1 and "weight" in parts else None
+        if plain and plain.format in SAFETENSORS_SUPPORTED:
+            made = whole(plain)
+        else:
+            matrix = matrix_of(parts, path, hints)
+            made = Found((matrix.n, matrix.k), (matrix,))
         if expert := hf_expert(name):
-            experts.setdefault(expert[0], {})[expert[1]] = t
-        elif (fused := hf_fused(name)) and family.FUSED_EXPERTS:
-            stem, part, kind = fused
-            split = fused_weights if kind == "weight" else fused_biases
-            parts = split(t, part, family.FUSED_EXPERTS, directory.files[t.file])
-            found |= {f"{stem}.{p}.{kind}": Found(*made) for p, made in parts.items()}
+            experts.setdefault(expert[0], {})[expert[1]] = made
+        else:
+            found[name] = made
+    for name, t in rest.items():
+        if expert := hf_expert(name):
+            experts.setdefault(expert[0], {})[expert[1]] = whole(t)
+        elif (stack := hf_fused(name)) and family.FUSED_EXPERTS:
+            biases = fused_biases(t, stack[1], family.FUSED_EXPERTS, directory.files[t.file])
+            found |= {f"{stack[0]}.{part}.bias": Found(*made) for part, made in biases.items()}
         else:
             found[name] = whole(t)
     return found, experts
 
 
-def _stack(
-    name: str, parts: Mapping[int, StoredTensor], want: Expected, directory: HfDirectory
-) -> Found:
+def _unstacked(
+    stack: tuple[str, str, str], parts: Parts, layout: FusedExperts | None, path: Path, hints: Hints
+) -> dict[str, Found]:
+    """The matrices of all experts in one tensor, or in codes and scales; untouched where the family has no layout."""
+    stem, which, _ = stack
+    if layout is None:
+        return {t.name: whole(t) for t in parts.values()}
+    if "blocks" in parts:
+        made = fused_mxfp4(parts, which, layout, path)
+    elif len(parts) > 1:
+        made = fused_fp8(parts, which, layout, path, hints)
+    else:
+        made = fused_weights(parts["weight"], which, layout, path)
+    return {f"{stem}.{part}.weight": Found(*matrices) for part, matrices in made.items()}
+
+
+def _stack(name: str, parts: Mapping[int, Found], want: Expected, directory: HfDirectory) -> Found:
     """One stacked tensor of all experts, which must be complete and alike."""
     n = want.shape[0]
-    where = str(directory.path)
     if set(parts) != set(range(n)):
         missing, extra = sorted(set(range(n)) - set(parts)), sorted(set(parts) - set(range(n)))
         what = f"lacks experts {_some(missing)}" if missing else f"has experts {_some(extra)} too many"
-        raise ModelError(f"{where}: {_place(name)} {what}; expected experts 0 to {n - 1}", OTHER)
+        raise ModelError(f"{directory.path}: {_place(name)} {what}; expected experts 0 to {n - 1}", OTHER)
     ordered = tuple(parts[e] for e in range(n))
-    first = ordered[0]
-    for t in ordered:
-        if t.shape != first.shape or t.format != first.format:
+    shape, format = ordered[0].shape, ordered[0].matrices[0].format
+    for one in ordered:
+        matrix = one.matrices[0]
+        if one.shape != shape or matrix.format != format:
             raise ModelError(
-                f"{directory.files[t.file]}: {t.name!r} has shape {list(t.shape)} and type {t.format}, but expert 0 "
-                f"has {list(first.shape)} and {first.format}",
+                f"{directory.files[matrix.stored.file]}: {matrix.stored.name!r} has shape {list(one.shape)} and type "
+                f"{matrix.format}, but expert 0 has {list(shape)} and {format}",
                 OTHER,
             )
-    return Found((n, *first.shape), tuple(m for t in ordered for m in whole(t).matrices))
+    return Found((n, *shape), tuple(m for one in ordered for m in one.matrices))
 
 
 def _place(name: str) -> str:
@@ -126,13 +157,3 @@ def _place(name: str) -> str:
 def _some(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return shown + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
-
-
-def _refuse_dtypes(named: Mapping[str, StoredTensor], directory: HfDirectory) -> None:
-    for t in named.values():
-        if t.format not in SAFETENSORS_SUPPORTED:
-            raise ModelError(
-                f"{directory.files[t.file]}: tensor {t.name!r} has the dtype {t.format}; this version reads F32, F16 "
-                "and BF16",
-                _CAST,
-            )

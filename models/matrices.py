@@ -102,6 +102,22 @@ def spaced(read: Read, stored: StoredTensor, offset: int, size: int, count: int,
     return out
 
 
+def window(
+    read: Read, stored: StoredTensor, item: int, width: int, first: int, lines: int, start: int, count: int
+) -> Bytes:
+    """A rectangle of items of `item` bytes, lines of `width` items apart, as uint8 [lines, count, item].
+
+    It begins at item `start` of the line that begins at item `first` of the tensor.
+    """
+    out = np.empty((lines, count, item), dtype=np.uint8)
+    if count == width:
+        read(stored, (first + start) * item, out)
+    else:
+        for i in range(lines):
+            read(stored, (first + i * width + start) * item, out[i])
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """A transposed matrix of a plain type: row r and column c at item `first + c * width + r * step` of the tensor."""
@@ -120,9 +136,7 @@ class Columns:
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         item = FORMATS[self.format].n_bytes
         span = (stop - start - 1) * self.step + 1 if stop > start else 0
-        lines = np.empty((self.k, span, item), dtype=np.uint8)
-        for c in range(self.k):
-            read(self.stored, (self.first + c * self.width + start * self.step) * item, lines[c])
+        lines = window(read, self.stored, item, self.width, self.first, self.k, start * self.step, span)
         kept = lines.view(f"u{item}")[:, :: self.step, 0]
         return np.ascontiguousarray(kept.T).view(np.uint8)
 
@@ -144,9 +158,8 @@ class Spread:
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         item = FORMATS[self.format].n_bytes
-        lines = np.empty((stop - start, (self.k - 1) * self.step + 1, item), dtype=np.uint8)
-        for r in range(stop - start):
-            read(self.stored, (self.first + (start + r) * self.width) * item, lines[r])
+        span = (self.k - 1) * self.step + 1
+        lines = window(read, self.stored, item, self.width, self.first + start * self.width, stop - start, 0, span)
         return np.ascontiguousarray(lines[:, :: self.step]).reshape(stop - start, -1)
 
 

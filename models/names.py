@@ -66,7 +66,7 @@ _GGUF_BARE = {
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.((?:indexer\.)?[a-z0-9_]+)(\.weight|\.bias)?")
 _DELTA = re.compile(r"blk\.(0|[1-9]\d{0,4})\.ssm_a")
 _EXPERT = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts\.)(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
-_FUSED = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts)\.(gate_up|down)_proj(?:(?:\.weight)?|[._](bias))")
+_FUSED = re.compile(r"(model\.layers\.\d{1,5}\.mlp\.experts)\.(gate_up|gate|up|down)_proj(?:(?:\.weight)?|[._](bias))")
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(\d{1,5})\.")
 
 
@@ -102,7 +102,7 @@ def hf_expert(name: str) -> tuple[str, int] | None:
 
 
 def hf_fused(name: str) -> tuple[str, str, str] | None:
-    """(stem of the experts, `gate_up` or `down`, `weight` or `bias`) of a tensor of all experts, else None."""
+    """(stem of the experts, `gate_up` or one of its parts or `down`, `weight` or `bias`) of a stack, else None."""
     match = _FUSED.fullmatch(name)
     return None if match is None else (match[1], match[2], match[3] or "weight")
 

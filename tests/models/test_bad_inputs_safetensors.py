@@ -241,19 +241,32 @@ def test_incomplete_directories_say_what_is_missing(tmp_path: Path) -> None:
     refuse(path / "model-00003-of-00003.safetensors", "no such file", error=UsageError)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float8_e4m3fn", "int8"])
-def test_other_dtypes_are_named(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        ("F64", "reads F32, F16, BF16, FP8"),
+        ("F8_E4M3", "has no scales; expected"),
+        ("I8", "has no scales; expected"),
+        ("F8_E5M2", "this version reads"),
+    ],
+)
+def test_other_dtypes_are_named(tmp_path: Path, dtype: str, words: str) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     path = directory(tmp_path / "d")
     raw = (path / "model.safetensors").read_bytes()
     length = int.from_bytes(raw[:8], "little")
     entries = json.loads(raw[8 : 8 + length])
-    kind = {"float64": "F64", "float8_e4m3fn": "F8_E4M3", "int8": "I8"}[dtype]
     begin, end = entries[name]["data_offsets"]
-    per = {"F64": 8}.get(kind, 1)
-    entries[name] |= {"dtype": kind, "shape": [(end - begin) // 64 // per, 64]}
+    per = {"F64": 8}.get(dtype, 1)
+    entries[name] |= {"dtype": dtype, "shape": [(end - begin) // 64 // per, 64]}
     (path / "model.safetensors").write_bytes(header(entries, raw[8 + length :]))
-    refuse(path, repr(name), kind, "F32, F16 and BF16")
+    refuse(path, repr(name), dtype, words)
+
+
+def test_a_norm_of_another_type_is_named(tmp_path: Path) -> None:
+    name = "model.layers.1.input_layernorm.weight"
+    path = directory(tmp_path / "d", weights=LLAMA_WEIGHTS | {name: np.ones(64, np.float64)})
+    refuse(path, repr(name), "F64")
 
 
 # --- sound files with the wrong contents

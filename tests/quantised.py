@@ -1,0 +1,195 @@
+"""Random matrices as quantised checkpoints store them, and the float32 values that they stand for by the formulae.
+
+The values are computed here one element at a time from the definition, not by the code under test: FP8 and e8m0 through
+torch's types, integers and nibbles by shifting.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[Any]
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=np.float32)
+AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file: the format's own name of its type, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def stored(array: Array, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> Stored:
+    names = {"float32": "F32", "float16": "F16", "uint8": "U8", "int8": "I8", "int32": "I32", "uint32": "I32"}
+    names |= {"int64": "I64", "uint16": "BF16", "float64": "F64"}
+    return Stored(dtype or names[array.dtype.name], shape or array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Stored]) -> None:
+    """Any dtype, also those that numpy and older versions of the safetensors package lack."""
+    header, offset = {}, 0
+    for name, t in tensors.items():
+        header[name] = {"dtype": t.dtype, "shape": list(t.shape), "data_offsets": [offset, offset + len(t.data)]}
+        offset += len(t.data)
+    raw = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw + b"".join(t.data for t in tensors.values()))
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Tensors by what follows the matrix's name, and the values of the matrix."""
+
+    parts: dict[str, Stored]
+    values: npt.NDArray[np.float32]
+
+
+def bf16(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float32]]:
+    """Positive bfloat16 numbers as they are stored, and as float32."""
+    bits = ((rng.uniform(0.01, 0.03, shape).astype(np.float32)).view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def e4m3(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    codes = rng.integers(0, 256, shape, dtype=np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0x38
+    return codes, torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+
+
+def fp8_grid(
+    rng: np.random.Generator, n: int, k: int, *, scale: str = "F32", name: str = "weight_scale_inv"
+) -> Quantised:
+    """e4m3 under a scale per 128 x 128, the last ones ragged."""
+    codes, values = e4m3(rng, (n, k))
+    grid = (-(-n // 128), -(-k // 128))
+    if scale == "F8_E8M0":
+        exponent = rng.integers(100, 130, grid, dtype=np.uint8)
+        exponent[0, 0] = 0
+        scales = torch.from_numpy(exponent).view(torch.float8_e8m0fnu).float().numpy()
+        s = stored(exponent, "F8_E8M0")
+    else:
+        scales = rng.uniform(1e-4, 2e-3, grid).astype(np.float32)
+        s = stored(scales)
+    full = np.repeat(np.repeat(scales, 128, axis=0), 128, axis=1)[:n, :k]
+    return Quantised({"weight": stored(codes, "F8_E4M3"), name: s}, values * full)
+
+
+def fp8_rows(rng: np.random.Generator, n: int, k: int, *, flat: bool = False, wide: bool = False) -> Quantised:
+    """e4m3 under a scale per row, stored as [n, 1] or [n], in float32 or bfloat16."""
+    codes, values = e4m3(rng, (n, k))
+    shape = (n,) if flat else (n, 1)
+    bits, scales = bf16(rng, shape)
+    s = stored(scales) if wide else stored(bits, "BF16")
+    return Quantised({"weight": stored(codes, "F8_E4M3"), "weight_scale": s}, values * scales.reshape(n, 1))
+
+
+def fp8_one(rng: np.random.Generator, n: int, k: int) -> Quantised:
+    """e4m3 under one scale, as Mistral stores it."""
+    codes, values = e4m3(rng, (n, k))
+    scale = np.float32(0.0123)
+    parts = {"weight": stored(codes, "F8_E4M3"), "weight_scale": stored(np.array(scale), shape=())}
+    parts["input_scale"] = stored(np.array(scale))
+    return Quantised(parts, values * scale)
+
+
+def packed_words(codes: Array) -> npt.NDArray[np.uint32]:
+    """Eight codes to a word along the last axis, the first in the lowest bits."""
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)
+    words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32) << shifts
+    return np.bitwise_or.reduce(words, axis=-1)
+
+
+def compressed_int4(
+    rng: np.random.Generator, n: int, k: int, *, group: int = 32, zeros: bool = False, half: bool = False
+) -> Quantised:
+    """compressed-tensors' pack-quantized; n need not be a multiple of 8."""
+    codes = rng.integers(0, 16, (n, k))
+    bits, scales = bf16(rng, (n, k // group))
+    if half:
+        scales = scales.astype(np.float16).astype(np.float32)
+    zero = rng.integers(0, 16, (n, k // group)) if zeros else np.full((n, k // group), 8)
+    parts = {
+        "weight_packed": stored(packed_words(codes)),
+        "weight_scale": stored(scales.astype(np.float16)) if half else stored(bits, "BF16"),
+        "weight_shape": stored(np.array([n, k], dtype=np.int64)),
+    }
+    if zeros:
+        padded = np.zeros((-(-n // 8) * 8, k // group), dtype=zero.dtype)
+        padded[:n] = zero
+        parts["weight_zero_point"] = stored(np.ascontiguousarray(packed_words(padded.T).T))
+    values = (codes - np.repeat(zero, group, axis=1)).astype(np.float32) * np.repeat(scales, group, axis=1)
+    return Quantised(parts, values)
+
+
+def gptq(
+    rng: np.random.Generator, n: int, k: int, *, group: int = 128, symmetric: bool = False, v2: bool = False
+) -> Quantised:
+    """GPTQ; zero points are stored less one but for the second version of the format."""
+    codes, groups = rng.integers(0, 16, (k, n)), k // group
+    scales = rng.uniform(0.01, 0.03, (groups, n)).astype(np.float16)
+    zero = np.full((groups, n), 8) if symmetric else rng.integers(0 if v2 else 1, 16 if v2 else 17, (groups, n))
+    parts = {
+        "qweight": stored(np.ascontiguousarray(packed_words(codes.T).T)),
+        "qzeros": stored(packed_words(zero if v2 else zero - 1)),
+        "scales": stored(scales),
+        "g_idx": stored((np.arange(k) // group).astype(np.int32)),
+    }
+    wide = np.repeat(zero, group, axis=0), np.repeat(scales.astype(np.float32), group, axis=0)
+    return Quantised(parts, np.ascontiguousarray(((codes - wide[0]).astype(np.float32) * wide[1]).T))
+
+
+def awq(rng: np.random.Generator, n: int, k: int, *, group: int = 128) -> Quantised:
+    """AWQ (GEMM): eight outputs to a word, in the order 0 2 4 6 1 3 5 7."""
+    codes, groups = rng.integers(0, 16, (k, n)), k // group
+    scales, zero = rng.uniform(0.01, 0.03, (groups, n)).astype(np.float16), rng.integers(0, 16, (groups, n))
+
+    def words(q: Array) -> npt.NDArray[np.uint32]:
+        out = np.zeros((q.shape[0], n // 8), dtype=np.uint32)
+        for j, nibble in enumerate(AWQ):
+            out |= q[:, j::8].astype(np.uint32) << np.uint32(4 * nibble)
+        return out
+
+    parts = {"qweight": stored(words(codes)), "qzeros": stored(words(zero)), "scales": stored(scales)}
+    wide = np.repeat(zero, group, axis=0), np.repeat(scales.astype(np.float32), group, axis=0)
+    return Quantised(parts, np.ascontiguousarray(((codes - wide[0]).astype(np.float32) * wide[1]).T))
+
+
+def nibbles(codes: Array) -> npt.NDArray[np.uint8]:
+    """Two codes to a byte along the last axis, the first in the low half."""
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
+
+
+def mxfp4(rng: np.random.Generator, n: int, k: int, *, name: str = "weight", signed: bool = False) -> Quantised:
+    """e2m1 with an e8m0 scale per 32: DeepSeek-V4's int8 bytes, or compressed-tensors' uint8."""
+    codes, exponent = rng.integers(0, 16, (n, k)), rng.integers(110, 130, (n, k // 32)).astype(np.uint8)
+    raw = nibbles(codes)
+    scale = stored(exponent, "F8_E8M0") if signed else stored(exponent)
+    parts = {name: stored(raw.view(np.int8) if signed else raw), "scale" if signed else "weight_scale": scale}
+    return Quantised(parts, E2M1[codes] * np.repeat(np.exp2(exponent.astype(np.float32) - 127), 32, axis=1))
+
+
+def nvfp4(rng: np.random.Generator, n: int, k: int, *, divide: bool = False) -> Quantised:
+    """e2m1, an e4m3 scale per 16 and a float32: ModelOpt's, or compressed-tensors' with its reciprocal."""
+    codes, (bits, scales) = rng.integers(0, 16, (n, k)), e4m3(rng, (n, k // 16))
+    bits, scales = bits & 0x7F, np.abs(scales)
+    whole = np.array([4096.0 if divide else 0.00021], dtype=np.float32)
+    names = ("weight_packed", "weight_global_scale") if divide else ("weight", "weight_scale_2")
+    factor = np.float32(1) / whole if divide else whole
+    parts = {names[0]: stored(nibbles(codes)), "weight_scale": stored(bits, "F8_E4M3")}
+    parts[names[1]] = stored(whole) if divide else stored(whole, shape=())
+    parts["input_scale"] = stored(whole)
+    return Quantised(parts, E2M1[codes] * np.repeat(scales * factor, 16, axis=1))
+
+
+Make = Callable[..., Quantised]
