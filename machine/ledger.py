@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hetero.machine.traffic import expert_layers, one_expert_bytes, with_formats
 from hetero.machine.types import STATE_SLOTS, LedgerLine, ModelIndex, Placement, TensorInfo
-from hetero.native.widths import matrix_bytes
+from hetero.native.formats import packed_bytes
 
 KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 PAGE_TOKENS = 64
@@ -73,7 +73,7 @@ def dense_bytes(index: ModelIndex, on_gpu: bool = False) -> int:
     if on_gpu:
         size = 4 if all(info.format == "F32" for info in dense) else 2
         return size * sum(math.prod(info.shape) for info in dense)
-    return sum(matrix_bytes(info.format, math.prod(info.shape[:-1]), info.shape[-1]) for info in dense)
+    return sum(packed_bytes(info.format, math.prod(info.shape[:-1]), info.shape[-1]) for info in dense)
 
 
 def joint_bytes(index: ModelIndex) -> int:

@@ -22,7 +22,6 @@ from hetero.machine.types import (
     UsageError,
 )
 from hetero.machine.units import size_text
-from hetero.native.widths import runs
 
 DEFAULT_CONTEXT = 8192
 SMALLEST_CONTEXT = 512
@@ -91,11 +90,8 @@ def _shape(index: ModelIndex, machine: Machine, request: PlanRequest) -> tuple[S
 def _readiness(index: ModelIndex, shape: Shape) -> list[str]:
     """What this version cannot do yet of what is planned, one sentence each."""
     notes = []
-    foreign = sorted({info.format for info in index.tensors if not runs(info.format)})
-    if index.plan_only and (foreign or not index.plan_only.startswith("this version does not read")):
+    if index.plan_only:
         notes.append(f"plan only: {index.plan_only}")
-    elif foreign:
-        notes.append(f"plan only: this version has no kernels for {', '.join(foreign)}")
     if shape.packed_on_gpu and shape.placement.dense != "cpu":
         notes.append(
             "plan only: this version unpacks dense matrices to bf16 on a GPU; here they keep their format "

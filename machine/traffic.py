@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, UsageError
-from hetero.native.widths import PLAIN, bits, expert_bytes, matrix_bytes, source_bytes
+from hetero.native.formats import expert_bytes, packed_bytes
+from hetero.native.widths import PLAIN, bits, source_bytes
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -49,7 +50,7 @@ def _in_format(info: TensorInfo, fmt: str | None) -> TensorInfo:
     if fmt is None or fmt == info.format:
         return info
     try:
-        matrix_bytes(fmt, 1, info.shape[-1])
+        packed_bytes(fmt, 1, info.shape[-1])
     except ValueError:
         if info.role == "dense":  # as converters do: what cannot be quantised stays
             return info
@@ -98,7 +99,7 @@ def traffic(index: ModelIndex) -> Traffic:
             continue  # its float32 halves are read in its place
         n, k = math.prod(info.shape[:-1]), info.shape[-1]
         part = head if info.name in (EMBEDDING, HEAD) else dense
-        _add(part, info.format, n * k, matrix_bytes(info.format, n, k))
+        _add(part, info.format, n * k, packed_bytes(info.format, n, k))
     small = sum(math.prod(info.shape) for info in index.tensors if info.role == "small")
     return Traffic(
         experts=experts,
@@ -126,7 +127,7 @@ def total_parameters(index: ModelIndex) -> int:
 
 def is_plain(fmt: str) -> bool:
     """Whether a format's products are floating-point ones."""
-    return fmt in PLAIN or fmt == "FP8"
+    return fmt in PLAIN or fmt == "FP8_E4M3"
 
 
 def _add(table: dict[str, Weights], fmt: str, parameters: int, n_bytes: int) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
-from hetero.models.formats import SAFETENSORS_SUPPORTED
+from hetero.models.quantisation import Hints
 from hetero.native.widths import source_bytes
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -44,8 +44,7 @@ def architecture_of(raw: Mapping[str, Any]) -> str:
 
 def runs_as_it_is(raw: Mapping[str, Any]) -> bool:
     """Whether this version reads a checkpoint with this config.json; False: it can at most be planned."""
-    known = any(architecture_of(raw) in family.HF_ARCHITECTURES for family in FAMILIES.values())
-    return known and not _quantization(raw)
+    return any(architecture_of(raw) in family.HF_ARCHITECTURES for family in FAMILIES.values())
 
 
 def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
@@ -56,18 +55,26 @@ def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
     if not quantization:
         return Formats(plain, plain, plain)
     method = quantization.get("quant_method")
+    hints = Hints.of(raw)
     if method == "fp8":
-        return Formats("FP8", "FP8", plain)
+        return Formats("FP8_E4M3", "FP8_E4M3", plain)
     if method == "mxfp4":
         return Formats("MXFP4", plain, plain)
-    if method == "compressed-tensors" and '"num_bits": 4' in _flat(quantization):
-        return Formats("INT4", plain, plain)
-    if method in ("gptq", "awq") and quantization.get("bits", quantization.get("w_bit")) == 4:
-        return Formats("INT4", "INT4", plain)
+    if method == "compressed-tensors" and hints.bits == 4:
+        return Formats(_int4(hints, 32), plain, plain)
+    if method in ("gptq", "awq") and hints.bits == 4:
+        packed = _int4(replace(hints, symmetric=method == "gptq" and hints.symmetric), 128) + "_F16"
+        return Formats(packed, packed, plain)
     raise ModelError(
         f"{where}: quantization_config has quant_method {method!r} of a kind that is not known",
         "--experts FORMAT and a config.json without quantization_config plan it in another format",
     )
+
+
+def _int4(hints: Hints, group: int) -> str:
+    """The kernels' name of 4-bit integers in groups; those without a word on symmetry are symmetric but AWQ's."""
+    block = next((b for b in (128, 64, 32) if (hints.group or group) % b == 0), group)
+    return f"{'U4' if hints.symmetric is False else 'I4'}_{block}"
 
 
 def _quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,20 +84,12 @@ def _quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _flat(value: object) -> str:
-    import json
-
-    return json.dumps(value, default=str)
-
-
 def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str, joint: bool) -> ModelIndex:
     split = () if joint else {f"model.layers.{i}.self_attn.k_b_proj.weight": 0 for i in range(config.n_layers)}
     tensors = family.expected_tensors(config, split)
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     moe = config.moe
-    foreign = [f for f in (formats.experts, formats.dense) if f not in SAFETENSORS_SUPPORTED]
-    why = f"this version does not read {foreign[0]} weights yet; a GGUF of the model runs" if foreign else ""
     return ModelIndex(
         name=name,
         architecture=config.model_type,
@@ -103,7 +102,6 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
         top_k=moe.top_k if moe else 0,
         kv_elements_per_token=config.kv_elements_per_token,
         recurrent_bytes=config.recurrent_bytes,
-        plan_only=why,
     )
 
 

@@ -182,8 +182,8 @@ def planned(card: str, fmt: str | None, what: WhatIf, prompt: int = 512) -> Plan
     [
         (12.2, "deepseek-r1", "Q4_K", DUAL_6454S, 1.25),
         (8.7, "deepseek-r1", "Q4_K", ONE_6454S, 1.25),
-        (32.1, "minimax-m2", "FP8", DUAL_9355, 1.35),
-        (21.8, "minimax-m2", "FP8", DUAL_8488C, 1.25),
+        (32.1, "minimax-m2", "FP8_E4M3", DUAL_9355, 1.35),
+        (21.8, "minimax-m2", "FP8_E4M3", DUAL_8488C, 1.25),
         (9.5, "kimi-k2.6", None, XEON_6960P, 1.45),
         (17.0, "deepseek-r1", "Q4_K", replace(XEON_6960P, vram=24 * GIB, gpu="RTX 4090", cores=64), 1.35),
         (7.17, "deepseek-r1", "Q8_0", EPYC_9135, 1.25),
@@ -200,7 +200,7 @@ def test_published_decode_rates(published: float, card: str, fmt: str | None, wh
     [
         (255.0, "deepseek-r1", "Q8_0", DUAL_6454S, 2048),
         (347.0, "qwen3-235b-a22b", "Q8_0", DUAL_6454S, 512),
-        (408.0, "minimax-m2", "FP8", DUAL_9355, 2048),
+        (408.0, "minimax-m2", "FP8_E4M3", DUAL_9355, 2048),
     ],
 )
 def test_published_prefill_rates_are_within_the_range(

@@ -126,10 +126,10 @@ def test_what_this_version_cannot_read_is_planned_by_its_config(server: Server, 
     from hetero.models.card import cards
 
     (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text(json.dumps(cards()["deepseek-r1"].config))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(cards()["glm-5.1"].config))
     found = describe(f"{server.url}/m/config.json")
-    assert found.n_layers == 61
-    assert "FP8" in found.plan_only
+    assert found.n_layers == 78
+    assert "does not run it yet" in found.plan_only
     assert len(server.asked) == 1
 
 
