@@ -122,17 +122,6 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(
     assert [token for _, token in server.asked] == [None, "Bearer secret"]
 
 
-def test_what_this_version_cannot_read_is_planned_by_its_config(server: Server, tmp_path: Path) -> None:
-    from hetero.models.card import cards
-
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text(json.dumps(cards()["glm-5.1"].config))
-    found = describe(f"{server.url}/m/config.json")
-    assert found.n_layers == 78
-    assert "does not run it yet" in found.plan_only
-    assert len(server.asked) == 1
-
-
 @pytest.mark.parametrize("url", ["/absent.gguf", "/nothing"])
 def test_what_is_not_there_is_a_tier_error(server: Server, url: str) -> None:
     with pytest.raises(TierError, match="answers 404") as caught:
