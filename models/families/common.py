@@ -275,9 +275,9 @@ def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool)
     )
 
 
-def kv_heads(keys: Keys, key: str, heads: int) -> int:
-    """The number of key/value heads, which divides the number of query heads."""
-    n = keys.integer(key, heads)
+def kv_heads(keys: Keys, key: str, heads: int, default: int | None = None) -> int:
+    """The number of key/value heads, which divides the number of query heads; as many as those by default."""
+    n = keys.integer(key, heads if default is None else default)
     if heads % n:
         raise keys.fail(key, str(n), f"a divisor of the {heads} query heads")
     return n

@@ -50,7 +50,7 @@ def config_of_hf(
         hidden_size=hidden,
         n_layers=k.integer("num_hidden_layers", high=MAX_LAYERS),
         n_heads=heads,
-        n_kv_heads=kv_heads(k, "num_key_value_heads", kv_default or heads),
+        n_kv_heads=kv_heads(k, "num_key_value_heads", heads, kv_default),
         head_dim=dim,
         intermediate_size=k.integer("intermediate_size"),
         rms_norm_eps=k.number("rms_norm_eps", eps),

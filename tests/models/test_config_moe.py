@@ -59,6 +59,11 @@ def test_minimax_turns_as_much_of_a_head_as_rotary_dim_says() -> None:
     assert (c.moe.scoring, c.moe.correction_bias, c.moe.norm_topk) == ("sigmoid", True, True)
 
 
+@pytest.mark.parametrize("base", ["qwen3-30b-a3b", "minimax-m2", "mixtral-8x7b", "gpt-oss-20b"])
+def test_key_heads_may_be_more_than_the_architectures_default(base: str) -> None:
+    assert read(cards()[base].config | {"num_attention_heads": 96, "num_key_value_heads": 32}).n_kv_heads == 32
+
+
 def test_gpt_oss_has_windows_in_even_layers_and_yarn_by_default() -> None:
     c = read(GPT_OSS)
     assert c.windows == (128, 0) * 12
