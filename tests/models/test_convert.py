@@ -288,7 +288,15 @@ def test_a_folder_that_takes_no_files_is_told_by_the_stores_own_name(source: Pat
     assert ".lock" not in caught.value.message
 
 
-@pytest.mark.parametrize("line", ['{"a": 1}', '{"file": "dense.bin", "checksums": [], "digests": {}, "error": null}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"a": 1}',
+        '{"file": "dense.bin", "checksums": [], "digests": {}, "error": null}',
+        '{"file": 5, "checksums": {}, "digests": {}, "error": null}',
+        '{"file": "dense.bin", "checksums": {}, "digests": {}, "error": null, "more": 1}',
+    ],
+)
 def test_a_journal_of_foreign_lines_counts_as_ended_there(line: str, tmp_path: Path) -> None:
     Journal.create(tmp_path, "k").add("small.safetensors", Packed({"a": ["0"]}, {"a": "1"}, None))
     with (tmp_path / JOURNAL).open("a") as file:

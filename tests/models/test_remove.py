@@ -93,6 +93,16 @@ def test_a_link_to_a_store_or_above_it_is_refused(store: Path, tmp_path: Path) -
     assert (store / "manifest.json").exists()
 
 
+def test_a_link_that_appears_after_the_first_look_is_not_followed(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link.hetero").symlink_to(store)
+    monkeypatch.setattr("os.path.realpath", str)
+    with pytest.raises(UsageError, match="is no folder"):
+        remove(tmp_path / "link.hetero")
+    assert (store / "manifest.json").exists()
+
+
 def test_what_is_put_in_its_place_meanwhile_survives(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder is exchanged for another after it was checked: only the checked one may lose files."""
     other = store.parent / "other"

@@ -59,13 +59,14 @@ class _MistralEnding:
     def find(self, block: str) -> int | None:
         if self._inner is None:
             body = block[self._start :].lstrip()
-            at = block.find("{", self._start)
+            begins = len(block) - len(body)
+            at = block.find("{", begins, begins + readers.MAX_NAME)
             if body.startswith("["):
-                self._inner = UntilClosed(len(block) - len(body))
+                self._inner = UntilClosed(begins)
             elif at >= 0:
                 self._inner = UntilClosed(at)
             else:
-                return None if len(body) < readers.MAX_NAME else len(block)
+                return None if len(body) < readers.MAX_NAME else begins + readers.MAX_NAME
         return self._inner.find(block)
 
 

@@ -21,6 +21,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER_WORDS = frozenset({"assistant", "analysis", "commentary", "final", "json", "code"})
 """What a header says besides its recipient; any other word there is text that went astray."""
 _LONGEST_HEADER = 1024
+_LONGEST_MARK = max(len(mark) for mark in MARKS)
 
 
 class HarmonyParser:
@@ -70,19 +71,20 @@ class HarmonyParser:
         return header
 
     def _between(self, parts: list[Part]) -> bool:
-        """Text in front of any header is an answer without one."""
+        """Text in front of any header is an answer without one; white space around it waits for what follows."""
         found = _first(self._buffer, MARKS)
         count = found[0] if found else len(self._buffer) - held_back(self._buffer, MARKS)
-        self._plain(parts, self._buffer[:count])
-        self._buffer = self._buffer[count:]
+        text = self._buffer[:count].rstrip()
+        self._plain(parts, text)
+        self._buffer = self._buffer[count if found else len(text) :]
         if found:
             self._state = "header"
         return found is not None
 
     def _header(self, parts: list[Part]) -> bool:
         found = _first(self._buffer, _HEADER_ENDS)
-        if found is None:
-            if len(self._buffer) <= _LONGEST_HEADER:
+        if found is None or found[0] > _LONGEST_HEADER:
+            if len(self._buffer) <= _LONGEST_HEADER + _LONGEST_MARK:
                 return False
             text, self._buffer = self._buffer[:_LONGEST_HEADER], self._buffer[_LONGEST_HEADER:]
             self._plain(parts, _unmarked(text))

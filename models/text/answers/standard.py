@@ -131,12 +131,15 @@ class CallSplitter:
         end = ending.find(self._buffer)
         if end is None and len(self._buffer) <= MAX_BLOCK:
             return False
-        self._close(parts, len(self._buffer) if end is None else end)
+        if end is None or end > MAX_BLOCK:
+            self._close(parts, MAX_BLOCK, too_long=True)
+        else:
+            self._close(parts, end)
         return True
 
-    def _close(self, parts: list[Part], end: int) -> None:
+    def _close(self, parts: list[Part], end: int, too_long: bool = False) -> None:
         block, self._buffer = self._buffer[:end], self._buffer[end:]
-        found = self._format.read(block, self._tools) if end <= MAX_BLOCK else as_text(block, "it is too long")
+        found = as_text(block, "it is too long") if too_long else self._format.read(block, self._tools)
         if self._gap and found[0].kind == "answer":
             parts.append(Part("answer", self._gap))
         parts += found

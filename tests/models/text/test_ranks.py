@@ -44,7 +44,7 @@ def scattered() -> list[bytes]:
     for line in mixed_lines(60, seed=9):
         data = line.encode()
         pieces |= {data[i : i + n] for i in range(len(data)) for n in (2, 3, 4, 5)}
-    rest = sorted(piece for piece in pieces if len(piece) > 1)
+    rest = sorted(piece for piece in pieces if len(piece) > 1 and rng.random() < 0.5)  # so that some have no way there
     rng.shuffle(rest)
     return [bytes([byte]) for byte in range(256)] + rest
 

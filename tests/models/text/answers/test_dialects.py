@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -116,6 +116,7 @@ _NOISE = st.lists(st.sampled_from(_FRAGMENTS), max_size=14).map("".join)
 
 @pytest.mark.parametrize("name", DIALECTS)
 @settings(max_examples=60, deadline=None)
+@example(text='<|call|>\n"', cuts=[], thinks=False, offered=False)
 @given(text=_NOISE, cuts=st.lists(st.integers(0, 200)), thinks=st.booleans(), offered=st.booleans())
 def test_any_text_cut_anywhere_gives_the_same_parts_and_loses_nothing(
     name: str, text: str, cuts: list[int], thinks: bool, offered: bool
@@ -170,7 +171,7 @@ MALFORMED = [
         "<tool_call><function=stop><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
         "",
     ),
-    ("mistral", "[TOOL_CALLS]" + "x" * 600, "it is not complete"),
+    ("mistral", "[TOOL_CALLS]" + "x" * 512, "it is not complete"),
     ("mistral", "[TOOL_CALLS][1, 2]", "the call is no object"),
     ("granite", "<|tool_call|>[]", "the list of calls is empty"),
     ("llama-4", "[stop(1)]", "it is no list of calls with named arguments"),
@@ -187,6 +188,12 @@ def test_a_malformed_call_is_text_with_a_note(name: str, text: str, why: str) ->
     assert parts[0].text == text
     assert parts[1].text.startswith("a tool call is left as text: ")
     assert why in parts[1].text
+
+
+def test_text_around_a_malformed_call_keeps_its_white_space() -> None:
+    text = "Look:\n\n<tool_call>oops</tool_call>\n and on\n"
+    for pieces in ([text], list(text)):
+        assert "".join(part.text for part in parse("hermes", pieces) if part.kind == "answer") == text
 
 
 def test_one_bad_call_among_good_ones_does_not_take_them_along() -> None:
@@ -245,6 +252,7 @@ def test_values_follow_the_schema() -> None:
         return part.call.arguments[key]
 
     assert read("city", "5") == "5"
+    assert read("city", '"quoted"') == '"quoted"'
     assert read("days", "5") == 5
     assert read("exact", "True") is True
     assert read("units", "null") is None
@@ -273,6 +281,25 @@ def test_every_dialects_own_writing_is_recognised() -> None:
     for name, template in TEMPLATES.items():
         if name != "llama-4":  # known by its header tokens
             assert dialect_of(template, ()).name == name.partition(" (")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", "[TOOL_CALLS]" + "x" * 600 + "{} more"),
+        ("mistral", "[TOOL_CALLS]  " + "x" * 510 + '{"a": 1} more'),
+        ("harmony", "<|channel|>" + "y" * 1500 + "<|message|>z<|end|>"),
+        ("harmony", "<|channel|>final " + "y" * 1000 + "<|message|>z<|end|>"),
+        ("harmony", "y" * 1500 + " <|channel|>final<|message|>z"),
+        ("hermes", "<tool_call>" + "x" * (MAX_BLOCK + 70_000) + "</tool_call> tail"),
+        ("hermes", "<tool_call>" + "x" * (MAX_BLOCK - 30) + "</tool_call> tail"),
+    ],
+)
+def test_limits_are_the_same_however_the_text_is_cut(name: str, text: str) -> None:
+    whole = parse(name, [text])
+    for step in (7, 1000) if len(text) < 10_000 else (65_536, 1_000_003):
+        assert parse(name, [text[i : i + step] for i in range(0, len(text), step)]) == whole
+    assert "".join(part.text for part in whole if part.kind != "note").count(text[20]) == text.count(text[20])
 
 
 def test_a_call_that_never_ends_is_given_up() -> None:
