@@ -192,4 +192,35 @@ def nvfp4(rng: np.random.Generator, n: int, k: int, *, divide: bool = False) -> 
     return Quantised(parts, E2M1[codes] * np.repeat(scales * factor, 16, axis=1))
 
 
+
+Stack = tuple[dict[str, Stored], Array, Array]
+
+
+def fused_mxfp4(rng: np.random.Generator, experts: int, inter: int, hidden: int) -> Stack:
+    """gpt-oss: gate and up rows in turn, blocks of 16 bytes beside their scales. Tensors, gate_up and down values."""
+    parts: dict[str, Stored] = {}
+    values = []
+    for name, n, k in (("gate_up_proj", 2 * inter, hidden), ("down_proj", hidden, inter)):
+        codes = rng.integers(0, 16, (experts, n, k))
+        exponent = rng.integers(110, 130, (experts, n, k // 32)).astype(np.uint8)
+        parts[f"{name}_blocks"] = stored(nibbles(codes), shape=(experts, n, k // 32, 16))
+        parts[f"{name}_scales"] = stored(exponent)
+        values.append(E2M1[codes] * np.repeat(np.exp2(exponent.astype(np.float32) - 127), 32, axis=2))
+    return parts, values[0], values[1]
+
+
+def fused_fp8(rng: np.random.Generator, experts: int, inter: int, hidden: int) -> Stack:
+    """Stacks of e4m3 with a grid of scales per expert. Tensors, gate_up and down values."""
+    parts: dict[str, Stored] = {}
+    values = []
+    for name, n, k in (("gate_up_proj", 2 * inter, hidden), ("down_proj", hidden, inter)):
+        made = [fp8_grid(rng, n, k) for _ in range(experts)]
+        for part, suffix in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
+            one = made[0].parts[part]
+            data = b"".join(m.parts[part].data for m in made)
+            parts[name + suffix] = Stored(one.dtype, (experts, *one.shape), data)
+        values.append(np.stack([m.values for m in made]))
+    return parts, values[0], values[1]
+
+
 Make = Callable[..., Quantised]

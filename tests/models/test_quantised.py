@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
+from hetero.machine.types import ModelError
 from hetero.models.checkpoint import Checkpoint, open_checkpoint
+from hetero.models.convert import convert
+from hetero.models.families import qwen3_moe
+from hetero.models.families.common import FusedExperts
+from hetero.models.store import open_store
 from hetero.native import Kernels
 from tests import quantised as q
 from tests.tiny import random_weights, tiny_config
+from tests.tiny_tokenizer import save_tokenizer
 
 KERNELS = Kernels("generic")
 ODD = {"hidden_size": 160, "moe_intermediate_size": 96, "head_dim": 40}  # ragged blocks of 128, groups of 32
@@ -113,3 +120,230 @@ def test_values_are_those_of_the_formula(tmp_path: Path, kind: str) -> None:
         assert c.info("model.layers.0.self_attn.o_proj.weight").format == format
         assert c.info("model.embed_tokens.weight").format == "F32"
         assert c.notes == ()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("stack", [q.fused_mxfp4, q.fused_fp8])
+def test_stacks_of_codes_give_each_expert_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: Any, interleaved: bool
+) -> None:
+    monkeypatch.setattr(qwen3_moe, "FUSED_EXPERTS", FusedExperts(interleaved=interleaved))
+    config = tiny_config("qwen3moe", **ODD)
+    tensors = {n: q.stored(w) for n, w in random_weights("qwen3moe", config).items() if ".experts." not in n}
+    truth = {}
+    for layer in range(2):
+        parts, both, down = stack(np.random.default_rng(layer), 8, 96, 160)
+        stem = f"model.layers.{layer}.mlp.experts"
+        tensors |= {f"{stem}.{name}": t for name, t in parts.items()}
+        halves = (both[:, 0::2], both[:, 1::2]) if interleaved else (both[:, :96], both[:, 96:])
+        truth |= {f"{stem}.{e}.gate_proj": halves[0][e] for e in range(8)}
+        truth |= {f"{stem}.{e}.up_proj": halves[1][e] for e in range(8)}
+        truth |= {f"{stem}.{e}.down_proj": down[e] for e in range(8)}
+    write(tmp_path / "m", config, tensors)
+    with open_checkpoint(tmp_path / "m") as c:
+        for name, values in truth.items():
+            equal(read(c, name), values)
+            equal(read(c, name, 7, 30), values[7:30])
+
+
+@pytest.mark.parametrize("kind", ["fp8 128x128", "int4 group 32, zero points", "gptq", "awq", "mxfp4 in int8"])
+def test_a_store_keeps_codes_and_scales(tmp_path: Path, kind: str) -> None:
+    path, _, values = make(tmp_path / "m", KINDS[kind][0], KINDS[kind][2])
+    save_tokenizer(path)
+    store = open_store(convert(path, tmp_path / "m.hetero", kernels=KERNELS).path)
+    slot = store.manifest.layout.layers[1]
+    data = np.fromfile(store.path / slot.file, np.uint8)[5 * slot.stride :][: slot.stride]
+    rows = KERNELS.unpack_expert(data, *slot.formats, slot.hidden, slot.inter)
+    for part, raw, format in zip(("gate", "up", "down"), rows, slot.formats, strict=True):
+        truth = values[f"model.layers.1.mlp.experts.5.{part}_proj"]
+        equal(KERNELS.dequantize(format, raw, *truth.shape), truth)
+
+
+# --- other implementations
+
+
+def test_values_are_those_of_compressed_tensors(tmp_path: Path) -> None:
+    packing = pytest.importorskip("compressed_tensors.compressors.pack_quantized.helpers")
+    for zeros in (False, True):
+        path, tensors, _ = make(tmp_path / str(zeros), partial(q.compressed_int4, zeros=zeros), ODD)
+        name = "model.layers.1.mlp.experts.5.down_proj"
+        part = {p: tensor(t) for n, t in tensors.items() if (p := n.removeprefix(f"{name}.")) != n}
+        shape = torch.Size(part["weight_shape"].tolist())
+        codes = packing.unpack_from_int32(part["weight_packed"], 4, shape).float()
+        if zeros:
+            groups = torch.Size((shape[0], shape[1] // 32))
+            zero = packing.unpack_from_int32(part["weight_zero_point"], 4, groups, packed_dim=0).float()
+            codes = codes - zero.repeat_interleave(32, dim=1)
+        truth = codes * part["weight_scale"].float().repeat_interleave(32, dim=1)
+        with open_checkpoint(path) as c:
+            equal(read(c, name), truth.numpy())
+
+
+def test_values_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    monkeypatch.setattr(qwen3_moe, "FUSED_EXPERTS", FusedExperts(interleaved=True))
+    config = tiny_config("qwen3moe", **ODD)
+    tensors = {n: q.stored(w) for n, w in random_weights("qwen3moe", config).items() if ".experts." not in n}
+    for layer in range(2):
+        parts, _, _ = q.fused_mxfp4(np.random.default_rng(layer), 8, 96, 160)
+        tensors |= {f"model.layers.{layer}.mlp.experts.{n}": t for n, t in parts.items()}
+    write(tmp_path / "m", config, tensors)
+    stem = "model.layers.1.mlp.experts"
+    blocks, scales = (tensor(tensors[f"{stem}.gate_up_proj_{what}"]) for what in ("blocks", "scales"))
+    truth = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [E, hidden, 2 inter]
+    with open_checkpoint(tmp_path / "m") as c:
+        equal(read(c, f"{stem}.3.gate_proj"), truth[3].T[0::2].numpy())
+        equal(read(c, f"{stem}.3.up_proj"), truth[3].T[1::2].numpy())
+
+
+def tensor(t: q.Stored) -> torch.Tensor:
+    """A stored tensor for torch."""
+    types = {"I32": torch.int32, "I64": torch.int64, "BF16": torch.bfloat16, "U8": torch.uint8, "F16": torch.float16}
+    return torch.frombuffer(bytearray(t.data), dtype=types[t.dtype]).reshape(t.shape)
+
+
+# --- what does not belong together
+
+NAME = "model.layers.1.mlp.experts.5.down_proj"
+
+
+def broken(tmp_path: Path, kind: str, change: Any, config: dict[str, Any] | None = None) -> Path:
+    """A checkpoint of `kind` after `change(tensors)`."""
+    path, tensors, _ = make(tmp_path / "m", KINDS[kind][0], KINDS[kind][2], config)
+    change(tensors)
+    q.write_safetensors(path / "model.safetensors", tensors)
+    return path
+
+
+def without(part: str) -> Any:
+    return lambda tensors: tensors.pop(f"{NAME}.{part}")
+
+
+def put(part: str, array: Any, dtype: str | None = None) -> Any:
+    return lambda tensors: tensors.__setitem__(f"{NAME}.{part}", q.stored(array, dtype))
+
+
+SYMMETRIC = {"quantization_config": {"config_groups": {"g": {"weights": {"symmetric": False, "num_bits": 4}}}}}
+HEADERS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
+    "fp8 without scales": ("fp8 128x128", without("weight_scale_inv"), None, ["down_proj.weight", "has no scales"]),
+    "fp8 grid of another size": (
+        "fp8 128x128", put("weight_scale_inv", np.ones((3, 1), np.float32)), None, ["[3, 1]; expected [2, 1] for"],
+    ),
+    "fp8 blocks of another size": (
+        "fp8 128x128", lambda t: None, {"quantization_config": {"weight_block_size": [32, 32]}}, ["multiple of 128"],
+    ),
+    "fp8 scales of integers": ("fp8 128x128", put("weight_scale_inv", np.ones((2, 1), np.int32)), None, ["dtype I32"]),
+    "plain weights with scales": (
+        "fp8 128x128", put("weight", np.ones((160, 96), np.float32)), None, ["is F32, but has scales"],
+    ),
+    "one expert in another type": (
+        "fp8 128x128", lambda t: (without("weight_scale_inv")(t), put("weight", np.ones((160, 96), np.float32))(t)),
+        None, ["type F32, but expert 0 has [160, 96] and FP8_E4M3"],
+    ),
+    "int4 without scales": ("int4 group 32", without("weight_scale"), None, ["has no scales", "weight_scale"]),
+    "int4 group that divides nothing": (
+        "int4 group 32", put("weight_scale", np.ones((160, 5), np.uint16)), None, ["[160, 5]; expected groups of 32"],
+    ),
+    "int4 group of 16": ("int4 group 32", put("weight_scale", np.ones((160, 6), np.uint16)), None, ["groups of 32"]),
+    "int4 zero points missing": ("int4 group 32", lambda t: None, SYMMETRIC, ["no zero points", "symmetric false"]),
+    "int4 zero points of another shape": (
+        "int4 group 32, zero points", put("weight_zero_point", np.ones((160, 3), np.int32)), None, ["expected [20, 3]"],
+    ),
+    "int4 permuted": ("int4 group 32", put("weight_g_idx", np.ones(96, np.int32)), None, ["permutes the inputs"]),
+    "group of the config differs": (
+        "gptq", lambda t: None, {"quantization_config": {"bits": 4, "group_size": 64}}, ["groups of 128", "says 64"],
+    ),
+    "8 bits": ("gptq", lambda t: None, {"quantization_config": {"bits": 8, "group_size": 128}}, ["codes of 8 bits"]),
+    "gptq columns": ("gptq", put("qweight", np.ones((16, 100), np.int32)), None, ["[16, 100]", "(GPTQ)", "(AWQ)"]),
+    "gptq zero points missing": ("gptq", without("qzeros"), None, ["no zero points; expected 'qzeros'"]),
+    "awq zero points of another shape": ("awq", put("qzeros", np.ones((2, 32), np.int32)), None, ["expected [1, 32]"]),
+    "mxfp4 scales of another shape": (
+        "mxfp4 in int8", put("scale", np.ones((160, 2), np.uint8), "F8_E8M0"), None, ["[160, 2]; expected [160, 3]"],
+    ),
+    "int8": ("mxfp4 in int8", put("scale", np.ones((160, 1), np.float32)), None, ["8-bit integers"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_tensors_that_do_not_belong_together_are_refused_by_their_headers(tmp_path: Path, case: str) -> None:
+    kind, change, config, words = HEADERS[case]
+    with pytest.raises(ModelError) as caught:
+        open_checkpoint(broken(tmp_path, kind, change, config))
+    assert "model.safetensors" in caught.value.message
+    assert NAME in caught.value.message or config
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert caught.value.message.isprintable()
+    assert caught.value.hint
+    assert caught.value.code == 4
+
+
+def spoil(part: str, value: int, at: int = 0) -> Any:
+    def change(tensors: dict[str, q.Stored]) -> None:
+        old = tensors[f"{NAME}.{part}"]
+        size = {"F32": 4, "BF16": 2, "I32": 4, "I64": 8, "F16": 2}.get(old.dtype, 1)
+        data = bytearray(old.data)
+        data[at * size : (at + 1) * size] = value.to_bytes(size, "little")
+        tensors[f"{NAME}.{part}"] = q.Stored(old.dtype, old.shape, bytes(data))
+
+    return change
+
+
+CONTENTS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
+    "fp8 code NaN": ("fp8 128x128", spoil("weight", 0x7F, 100), None, ["row 1 is NaN"]),
+    "fp8 scale NaN": ("fp8 128x128", spoil("weight_scale_inv", 0x7FC00000, 1), None, ["row 128 is NaN"]),
+    "fp8 scale infinite": ("fp8 128x128", spoil("weight_scale_inv", 0x7F800000), None, ["NaN or infinite"]),
+    "fp8 scale zero": ("fp8 128x128", spoil("weight_scale_inv", 0), None, ["block 0 of row 0 is 0, but the codes"]),
+    "ue8m0 scale NaN": ("fp8 128x128 ue8m0", spoil("scale", 255), None, ["NaN"]),
+    "int4 scale NaN": ("int4 group 32", spoil("weight_scale", 0x7FC0, 4), None, ["block 1 of row 1 is NaN"]),
+    "int4 scale zero": ("int4 group 32", spoil("weight_scale", 0, 4), None, ["group 1 of row 1 is 0, but the codes"]),
+    "int4 shape": ("int4 group 32", spoil("weight_shape", 161), None, ["is [161, 96]; expected [160, 96]"]),
+    "gptq permuted": ("gptq", spoil("g_idx", 7, 3), None, ["g_idx", "permutes the inputs"]),
+    "gptq not symmetric": ("gptq", lambda t: None, {"quantization_config": {"sym": True}}, ["zero point", "symmetric"]),
+    "mxfp4 scale NaN": ("mxfp4 in int8", spoil("scale", 255, 4), None, ["block 1 of row 1 is NaN"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONTENTS)
+def test_damaged_contents_are_named_before_they_are_used(tmp_path: Path, case: str) -> None:
+    kind, change, config, words = CONTENTS[case]
+    path = broken(tmp_path, kind, change, config)
+    save_tokenizer(path)
+    with pytest.raises(ModelError) as caught:
+        convert(path, tmp_path / "m.hetero", kernels=KERNELS)
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert "layers.1.mlp.experts" in caught.value.message or config
+    assert caught.value.message.isprintable()
+    assert not (tmp_path / "m.hetero").exists()
+
+
+def test_a_zero_scale_of_codes_that_are_zero_is_sound(tmp_path: Path) -> None:
+    def change(tensors: dict[str, q.Stored]) -> None:
+        for part in ("weight", "weight_scale_inv"):
+            old = tensors[f"{NAME}.{part}"]
+            tensors[f"{NAME}.{part}"] = q.Stored(old.dtype, old.shape, bytes(len(old.data)))
+
+    with open_checkpoint(broken(tmp_path, "fp8 128x128", change)) as c:
+        assert not read(c, NAME).any()
+
+
+def test_gptq_says_by_its_format_what_zero_points_mean(tmp_path: Path) -> None:
+    v2 = {"quantization_config": {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "bits": 4}}
+    path, _, values = make(tmp_path / "2", partial(q.gptq, v2=True), EVEN, v2)
+    with open_checkpoint(path) as c:
+        equal(read(c, NAME), values[NAME])
+    symmetric = {"quantization_config": {"quant_method": "gptq", "sym": True, "bits": 4}}
+    path, _, values = make(tmp_path / "s", partial(q.gptq, symmetric=True), EVEN, symmetric)
+    with open_checkpoint(path) as c:
+        assert c.info("model.layers.0.mlp.experts.up.weight").format == "I4_128_F16"
+        equal(read(c, NAME), values[NAME])
+
+
+def test_a_plain_checkpoint_that_calls_itself_quantised_is_read_as_it_is(tmp_path: Path) -> None:
+    config = tiny_config("qwen3moe", **ODD)
+    weights = random_weights("qwen3moe", config)
+    tensors = {n: q.stored(w) for n, w in weights.items() if ".experts." not in n}
+    tensors |= {f"{n}.weight": q.stored(canonical(config, weights, n)) for n in quantised_names(config) if "exp" in n}
+    write(tmp_path / "m", config | {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(a+)+$"]}}, tensors)
+    with open_checkpoint(tmp_path / "m") as c:
+        assert c.info("model.layers.0.mlp.experts.up.weight").format == "F32"
