@@ -34,7 +34,7 @@ def two_owners(path, dtype):
     return engine
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v2_lite", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v2_lite", "deepseek_v3", "glm4_moe"])
 def test_torch_and_native_owners_agree_in_exact_mode(family, tmp_path):
     path = tiny_hf(family, tmp_path)
     native, split = Engine.load(path, device="cpu", threads=2), two_owners(path, torch.float32)
