@@ -6,6 +6,7 @@ import random
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,13 @@ def test_each_kind_of_split_equals_llamacpp(kind: str, pair_vocabulary: dict[str
     compare(kind, pair_vocabulary, tmp_path)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", known_pretokenizers())
+def test_every_name_equals_llamacpp_on_2000_lines(kind: str, pair_vocabulary: dict[str, Any], tmp_path: Path) -> None:
+    """Besides the split, each name's own flags: begin token and whole words."""
+    compare(kind, pair_vocabulary, tmp_path, mixed_lines(2000, seed=3))
+
+
 @pytest.mark.parametrize("kind", ["llama-bpe", "glm4", "tekken", "qwen2", "deepseek-v3", "chatglm-bpe", "smollm"])
 def test_begin_token_and_whole_words_equal_llamacpp(kind: str, tmp_path: Path) -> None:
     """A vocabulary with words that no merge makes: only kinds with `ignore_merges` find them."""
@@ -120,7 +128,7 @@ def test_begin_token_and_whole_words_equal_llamacpp(kind: str, tmp_path: Path) -
     compare(kind, {**source, "tokenizer.ggml.merges": keep} | {"tokenizer.ggml.add_bos_token": None}, tmp_path)
 
 
-def compare(kind: str, vocabulary: dict[str, Any], folder: Path) -> None:
+def compare(kind: str, vocabulary: dict[str, Any], folder: Path, lines: Sequence[str] = ()) -> None:
     metadata = {key: value for key, value in vocabulary.items() if value is not None and "pre" not in key}
     metadata["tokenizer.ggml.pre"] = kind
     write_vocab(folder / "v.gguf", metadata)
@@ -128,7 +136,8 @@ def compare(kind: str, vocabulary: dict[str, Any], folder: Path) -> None:
     tokenizer = load_text(
         directory=None, metadata=metadata, vocab_size=len(metadata["tokenizer.ggml.tokens"])
     ).tokenizer
-    lines = [line for line in (MANY if kind in APPROXIMATED_THERE else LINES) if comparable(kind, line)]
+    lines = lines or (MANY if kind in APPROXIMATED_THERE else LINES)
+    lines = [line for line in lines if comparable(kind, line)]
     assert len(lines) >= 280
     for line in lines:
         assert tokenizer.encode(line, add_special=True) == oracle.encode(line, add_special=True), (kind, line)

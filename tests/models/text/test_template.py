@@ -36,6 +36,17 @@ HOSTILE = {
     "import": "{% import 'os' as os %}{{ os }}",
     "syntax": "{% if %}",
     "undefined call": "{{ nothing_like_this(1) }}",
+    "wide tabs": "{{ '\t'.expandtabs(10**9) }}",
+    "zeros": "{{ 'a'.zfill(10**9) }}",
+    "wide format, mapped": "{{ '{a:>1000000000}'.format_map({'a': 1}) }}",
+    "width as argument": "{{ '%*d' % (10**9, 5) }}",
+    "large text in turns": "{% set c = cycler('a'*10**6) %}{% for i in range(99999) %}{{ c.next() }}{% endfor %}",
+    "small text without end": "{% for i in range(99999) %}{% for j in range(999) %}aaaaaaaaa{% endfor %}{% endfor %}",
+    "loop that calls itself": "{% for i in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    "many conditions": "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
+    "long sum": "{{ " + "a+" * 20000 + "1 }}",
+    "class by map": "{{ [1]|map(attribute='__class__.__mro__')|list }}",
+    "initialiser": "{{ namespace.__init__.__globals__ }}",
     "deep nesting": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
 }
 
