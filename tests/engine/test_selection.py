@@ -111,7 +111,7 @@ def test_attention_over_the_chosen_equals_float64(attention, kv, past, tokens):
 
 
 def choose_randomly(past, tokens):
-    """For each token TOP positions in ascending order, its own among them; all of them and later ones if they are few."""
+    """For each token TOP positions in ascending order with its own; all of them and later ones if they are few."""
     rng, rows = np.random.default_rng(1), []
     for own in range(past, past + tokens):
         picked = [*rng.permutation(own)[: TOP - 1].tolist(), own]
