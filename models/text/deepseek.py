@@ -257,7 +257,8 @@ def _call(call: Mapping[str, Any]) -> str:
         f"{value if isinstance(value, str) else _json(value)}</｜DSML｜parameter>"
         for key, value in arguments.items()
     ]
-    return "\n".join([f'<｜DSML｜invoke name="{function.get("name")}">', *lines, "</｜DSML｜invoke>"])
+    # a call without arguments has an empty line in their place, as the published encoders write it
+    return f'<｜DSML｜invoke name="{function.get("name")}">\n' + "\n".join(lines) + "\n</｜DSML｜invoke>"
 
 
 def _text(row: Mapping[str, Any]) -> str:

@@ -108,6 +108,11 @@ def test_what_it_cannot_say_is_a_usage_error(messages: Any, words: str) -> None:
         V32.render(messages)
 
 
+def test_a_call_without_arguments_has_an_empty_line_in_their_place() -> None:
+    messages = [*ASK, {"role": "assistant", "tool_calls": [call(0)]}]
+    assert '<｜DSML｜invoke name="get_weather">\n\n</｜DSML｜invoke>' in V32.render(messages)
+
+
 def test_content_may_be_a_list_of_texts() -> None:
     assert "<｜User｜>ab<" in V32.render([{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}])
 
