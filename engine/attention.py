@@ -1,4 +1,4 @@
-"""Causal attention of one request's new tokens over its cached ones: natively for few tokens, in torch for many."""
+"""Causal attention of one request's new tokens over its cached ones: natively on the CPU, in torch on a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from hetero.engine.kvcache import KVCache
 from hetero.engine.pages import PAGE
 from hetero.native import Kernels, Pool
 from hetero.native.attention import PagedAttention, Sight, Store, Table, Turn
-
-NATIVE_TOKENS = 8
-"""Up to this many tokens the native kernel is faster than torch: it reads the pages as they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +54,21 @@ Gathered = tuple[PagedAttention, torch.Tensor, Table]
 class Attention(Protocol):
     """Appends a span's keys and values to the cache and attends; float32 in and out."""
 
-    def fuses(self, span: Span) -> bool:
-        """Whether `turned_grouped` may be called for this span."""
+    turns: bool
+    """Whether `grouped` takes raw q and k with a Turn, and norms and turns them on the way."""
 
-    def turned_grouped(
+    def grouped(
         self,
         layer: int,
         span: Span,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        turn: Turn,
+        turn: Turn | None,
         scale: float,
         mask: Mask,
     ) -> torch.Tensor:
-        """`grouped` on raw q and k, which are normed and turned on the way."""
-
-    def grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask
-    ) -> torch.Tensor:
-        """q [T, H, d], k and v [T, G, d] of the span's rows: [T, H, d]. Head h reads key head h // (H / G)."""
+        """q [T, H, d], k [T, G, d] and v [T, G, e] of the span's rows: [T, H, e]. Head h reads key head h // (H/G)."""
 
     def latent(
         self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
@@ -99,28 +91,23 @@ class Attention(Protocol):
 class TorchAttention:
     """On any torch device."""
 
+    turns = False
+
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
 
-    def fuses(self, span: Span) -> bool:
-        return False
-
-    def turned_grouped(
+    def grouped(
         self,
         layer: int,
         span: Span,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        turn: Turn,
+        turn: Turn | None,
         scale: float,
         mask: Mask,
     ) -> torch.Tensor:
-        raise NotImplementedError("torch turns q and k for all spans at once")
-
-    def grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask
-    ) -> torch.Tensor:
+        assert turn is None
         for name, values in (("k", k), ("v", v)):
             self._kv.append(layer, name, span.sequence, span.first, values)
         keys, values = (self._kv.view(layer, name, span.sequence, span.length) for name in ("k", "v"))
@@ -157,28 +144,27 @@ class TorchAttention:
 
 
 class NativeAttention:
-    """On the CPU: the native kernel up to NATIVE_TOKENS tokens, torch beyond."""
+    """On the CPU, over the pages as they lie. A token's bits depend on no other token of its step."""
+
+    turns = True
 
     def __init__(self, kv: KVCache, kernels: Kernels, pool: Pool) -> None:
         self._kv, self._kernels, self._pool = kv, kernels, pool
-        self._torch = TorchAttention(kv)
         self._paged: dict[int, PagedAttention] = {}
         self._scratch: dict[tuple[int, float], Gathered] = {}
 
-    def fuses(self, span: Span) -> bool:
-        return span.stop - span.start <= NATIVE_TOKENS
-
-    def turned_grouped(
+    def grouped(
         self,
         layer: int,
         span: Span,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        turn: Turn,
+        turn: Turn | None,
         scale: float,
         mask: Mask,
     ) -> torch.Tensor:
+        assert turn is not None
         tokens, heads, _ = q.shape
         paged = self._grouped(layer, heads, v.shape[2], scale, mask)
         out = torch.empty(tokens, heads, v.shape[2])
@@ -186,14 +172,6 @@ class NativeAttention:
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
         paged.step(self._pool, span.table, span.first, tokens, *addresses, turn, out.data_ptr())
         return out
-
-    def grouped(
-        self, layer: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask
-    ) -> torch.Tensor:
-        if not self.fuses(span):
-            return self._torch.grouped(layer, span, q, k, v, scale, mask)
-        paged = self._grouped(layer, q.shape[1], v.shape[2], scale, mask)
-        return self._attend(paged, span, q, k.contiguous(), v.contiguous(), v.shape[2])
 
     def _grouped(self, layer: int, heads: int, width: int, scale: float, mask: Mask) -> PagedAttention:
         if layer not in self._paged:
@@ -206,11 +184,14 @@ class NativeAttention:
     def latent(
         self, layer: int, span: Span, q: torch.Tensor, latent: torch.Tensor, rank: int, scale: float
     ) -> torch.Tensor:
-        if not self.fuses(span):
-            return self._torch.latent(layer, span, q, latent, rank, scale)
         if layer not in self._paged:
             self._paged[layer] = self._make(self._store(layer, "latent"), None, q.shape[1], rank, scale, Sight())
-        return self._attend(self._paged[layer], span, q, latent.contiguous(), None, rank)
+        tokens, heads, _ = q.shape
+        q, latent, out = q.contiguous(), latent.contiguous(), torch.empty(tokens, heads, rank)
+        paged = self._paged[layer]
+        paged.append(span.table, span.first, tokens, latent.data_ptr())
+        paged.attend(self._pool, span.table, span.first, tokens, q.data_ptr(), out.data_ptr())
+        return out
 
     def latent_chosen(
         self,
@@ -256,19 +237,8 @@ class NativeAttention:
         groups = tensor.shape[1] if tensor.ndim == 3 else 1
         return Store(tensor.data_ptr(), tensor.shape[0], groups, tensor.shape[-1], fmt)
 
-    def _attend(
-        self, paged: PagedAttention, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, width: int
-    ) -> torch.Tensor:
-        tokens, heads, _ = q.shape
-        q, out = q.contiguous(), torch.empty(tokens, heads, width)
-        paged.append(span.table, span.first, tokens, k.data_ptr(), 0 if v is None else v.data_ptr())
-        paged.attend(self._pool, span.table, span.first, tokens, q.data_ptr(), out.data_ptr())
-        return out
 
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float, mask: Mask
-) -> torch.Tensor:
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float, mask: Mask) -> torch.Tensor:
     """Attention of q [T, H, d] at positions first.. over k [L, G, d], v [L, G, e], L = first + T; returns [T, H, e]."""
     if q.shape[0] == 1:
         start = mask.start(first)

@@ -148,18 +148,18 @@ class Ops:
         `chunk` (Llama 4). `sinks` names a small tensor [H] of scores that join each softmax without a value (gpt-oss).
         All of these, `scale` and `norms` are the same at every call for one `layer`.
         """
-        attention, spans = self._runtime.attention, self._batch.spans
+        attention = self._runtime.attention
         weights = (None, None) if norms is None else (self.small(norms[0]), self.small(norms[1]))
         mask = Mask(window, chunk, None if sinks is None else self.small(sinks))
         assert mask.sinks is not None or sinks is None, sinks
-        if not all(attention.fuses(span) for span in spans):
+        if not attention.turns:
             q, k = self._prepare(q, weights[0], rope), self._prepare(k, weights[1], rope)
-            return self._by_span(lambda span, at: attention.grouped(layer, span, q[at], k[at], v[at], scale, mask))
-        return self._by_span(
-            lambda span, at: attention.turned_grouped(
-                layer, span, q[at], k[at], v[at], self._turn(span, *weights, rope), scale, mask
-            )
-        )
+
+        def attend(span: Span, at: slice) -> torch.Tensor:
+            turn = self._turn(span, *weights, rope) if attention.turns else None
+            return attention.grouped(layer, span, q[at], k[at], v[at], turn, scale, mask)
+
+        return self._by_span(attend)
 
     def _prepare(self, x: torch.Tensor, norm: torch.Tensor | None, rope: bool) -> torch.Tensor:
         if rope:

@@ -178,6 +178,10 @@ typedef struct {
 int hetero_attention_step(hetero_pool *pool, const hetero_attention_args *args, const hetero_step_args *step,
                           char *message, size_t message_bytes);
 int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char *message, size_t message_bytes);
+/* Either of them on the calling thread, without a lock or memory of its own, so that it also runs on an emulated CPU. A null
+ * step: q is ready. */
+int hetero_attention_alone(const hetero_attention_args *args, const hetero_step_args *step, uint8_t *scratch,
+                           size_t scratch_bytes, char *message, size_t message_bytes);
 int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t width,
                      int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
                      size_t store_bytes, char *message, size_t message_bytes);

@@ -1,102 +1,18 @@
-// Attention of a few tokens over a paged KV cache, and the norm and rotation before it: the dense steps of a decode
-// that would otherwise spend their time in the overhead of many small torch operations.
+// Causal attention of new tokens over a paged KV cache: tiles of query rows walk over blocks of positions and share each
+// block's panels. Positions are cut into segments of fixed length, which are attended alone and then merged in order; so
+// a few tokens over many positions have work for all threads, and the bits are those of one thread.
 #pragma once
-#include "api.h"
-
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors are passed between inlined functions of this file only
+#include "attention_block.h"
+#include "norm_rope.h"
 
 namespace {
 
-typedef float f8 __attribute__((vector_size(32)));
-typedef int32_t i8v __attribute__((vector_size(32)));
-
-constexpr int kHeadsAtOnce = 8;   // query heads that share one pass over a page of keys
-constexpr int kMaxPage = 1024;
-
-inline f8 load8(const float *p) {
-    f8 v;
-    memcpy(&v, p, 32);
-    return v;
-}
-
-inline void store8(float *p, f8 v) { memcpy(p, &v, 32); }
-inline f8 splat(float v) { return f8{v, v, v, v, v, v, v, v}; }
-
-// Sum of the lanes in a fixed order.
-inline float lanes_sum(f8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
-
-// e^x for x <= 0 (Cephes' polynomial, about 1 ulp); NaN stays NaN, below -87 it is 0.
-inline f8 exp8(f8 x) {
-    const f8 magic = splat(12582912.0f);
-    f8 n = x * 1.44269504088896341f + magic;
-    n = n - magic;
-    const f8 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    f8 p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    const i8v shift = (__builtin_convertvector(n < -126.0f ? splat(-126.0f) : n, i8v) + 127) << 23;
-    f8 scale;
-    memcpy(&scale, &shift, 32);
-    return x < -87.0f ? splat(0.0f) : p * scale;
-}
-
-// One stored row of `n` values to float32.
-inline void widen(int format, const uint8_t *row, int64_t n, float *out) {
-    if (format == HETERO_F32) {
-        memcpy(out, row, size_t(n) * 4);
-    } else if (format == HETERO_BF16) {
-        for (int64_t i = 0; i < n; i++) out[i] = bf16_to_float(load16(row + 2 * i));
-    } else {
-        int64_t i = 0;
-#ifdef __F16C__
-        for (; i + 8 <= n; i += 8)
-            _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(row + 2 * i))));
-#endif
-        for (; i < n; i++) out[i] = half_to_float(load16(row + 2 * i));
-    }
-}
-
-inline void narrow(int format, const float *values, int64_t n, uint8_t *row) {
-    if (format == HETERO_F32) {
-        memcpy(row, values, size_t(n) * 4);
-    } else {
-        for (int64_t i = 0; i < n; i++)
-            store16(row + 2 * i, format == HETERO_BF16 ? float_to_bf16(values[i]) : float_to_half(values[i]));
-    }
-}
-
-inline float dot(const float *a, const float *b, int64_t n) {
-    f8 s0 = splat(0), s1 = splat(0);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        s0 += load8(a + i) * load8(b + i);
-        s1 += load8(a + i + 8) * load8(b + i + 8);
-    }
-    for (; i + 8 <= n; i += 8) s0 += load8(a + i) * load8(b + i);
-    float sum = lanes_sum(s0 + s1);
-    for (; i < n; i++) sum += a[i] * b[i];
-    return sum;
-}
-
-// acc[0..n) += sum over j of p[j] * rows[j * stride ..], four vectors of the accumulator in registers at a time.
-inline void add_weighted(float *acc, const float *p, const float *rows, int64_t stride, int64_t count, int64_t n) {
-    int64_t c = 0;
-    for (; c + 32 <= n; c += 32) {
-        f8 a0 = load8(acc + c), a1 = load8(acc + c + 8), a2 = load8(acc + c + 16), a3 = load8(acc + c + 24);
-        for (int64_t j = 0; j < count; j++) {
-            const float *row = rows + j * stride + c;
-            a0 += load8(row) * p[j], a1 += load8(row + 8) * p[j];
-            a2 += load8(row + 16) * p[j], a3 += load8(row + 24) * p[j];
-        }
-        store8(acc + c, a0), store8(acc + c + 8, a1), store8(acc + c + 16, a2), store8(acc + c + 24, a3);
-    }
-    for (; c < n; c++)
-        for (int64_t j = 0; j < count; j++) acc[c] += rows[j * stride + c] * p[j];
-}
+constexpr int64_t kSegment = 512;       // positions; a multiple of kBlockKeys
+constexpr int64_t kRowsBytes = 384 << 10;  // what the rows of a tile may take of L2
+constexpr int64_t kFewestRows = 24;     // in a tile; fewer are not worth the panels they read
+constexpr int64_t kMostRows = 256;
+constexpr int64_t kSplitBytes = 64 << 20;  // that segments may wait in
+static_assert(kSegment % kBlockKeys == 0, "a block belongs to one segment");
 
 // The first position that a query at `position` sees: its window and its chunk cut off what lies before.
 inline int64_t first_visible(const hetero_attention_args *a, int64_t position) {
@@ -104,96 +20,258 @@ inline int64_t first_visible(const hetero_attention_args *a, int64_t position) {
     return a->chunk ? max64(in_window, position / a->chunk * a->chunk) : in_window;
 }
 
+
+// Some tokens' heads of one group.
+struct Tile {
+    int64_t group, head, heads, token, tokens;
+
+    int64_t rows() const { return heads * tokens; }
+};
+
+// How a call's work is cut: into tiles, and where those are too few for the threads into segments as well.
+struct Cut {
+    int64_t heads, head_chunks, tokens, token_tiles, first_segment, segments;
+    bool split;
+
+    Cut(const hetero_attention_args *a, int64_t width, int64_t threads) {
+        const int64_t per_group = a->heads / a->groups, wanted = ceil_div(a->n_tokens * a->heads, 4 * threads);
+        const int64_t most = max64(kRowsAtOnce, min64(kMostRows, kRowsBytes / (4 * (a->d + 2 * width))));
+        const int64_t rows = min64(max64(wanted, kFewestRows), most);
+        head_chunks = ceil_div(per_group, rows);
+        heads = ceil_div(per_group, head_chunks);
+        tokens = max64(1, min64(rows / heads, a->n_tokens));
+        token_tiles = ceil_div(a->n_tokens, tokens);
+        first_segment = first_visible(a, a->first) / kSegment;
+        segments = (a->first + a->n_tokens - 1) / kSegment - first_segment + 1;
+        const int64_t part_bytes = product({tiles(a), heads * tokens, segments, width + kLanes + 1, 4});
+        split = threads > 1 && segments > 1 && tiles(a) < 2 * threads && part_bytes <= kSplitBytes;
+    }
+
+    int64_t tiles(const hetero_attention_args *a) const { return a->groups * head_chunks * token_tiles; }
+
+    // The last tokens first: they see most and take longest.
+    Tile tile(const hetero_attention_args *a, int64_t i) const {
+        const int64_t group = i % a->groups, chunk = i / a->groups % head_chunks, per_group = a->heads / a->groups;
+        const int64_t token = (token_tiles - 1 - i / a->groups / head_chunks) * tokens, head = chunk * heads;
+        return {group, head, min64(heads, per_group - head), token, min64(tokens, a->n_tokens - token)};
+    }
+};
+
+// What a tile's rows have found in all segments so far.
+struct Total {
+    float *found, *top, *sum;
+};
+
 struct AttentionJob {
     Pool *pool;
     const hetero_attention_args *a;
-    int64_t head_chunks;
-    float *scratch;
-    int64_t scratch_floats;  // per worker
+    const hetero_step_args *s;  // null: q is ready
+    int64_t width, threads;
+    Cut cut;
+    uint8_t *memory = nullptr;
+    int64_t serial = 0;
+    bool merging = false;
 
-    // The chunk of query heads [r0, r0 + heads) of group g for token t: online softmax, page by page in order.
-    void run_heads(int64_t t, int64_t g, int64_t r0, int heads, float *memory) const {
-        const int64_t per_group = a->heads / a->groups, first_head = g * per_group + r0;
-        float *q = memory, *acc = q + kHeadsAtOnce * a->d, *scores = acc + kHeadsAtOnce * a->e;
-        float *keys = scores + kHeadsAtOnce * a->page, *values = a->v ? keys + a->page * a->d : keys;
-        float top[kHeadsAtOnce], sum[kHeadsAtOnce];
-        for (int r = 0; r < heads; r++) {
-            top[r] = a->sinks ? a->sinks[first_head + r] : -INFINITY;
-            sum[r] = a->sinks ? 1 : 0;
-            const float *source = a->q + (t * a->heads + first_head + r) * a->d;
-            for (int64_t i = 0; i < a->d; i++) q[r * a->d + i] = source[i] * a->scale;
+    AttentionJob(Pool *owner, const hetero_attention_args *args, const hetero_step_args *step)
+        : pool(owner), a(args), s(step), width(round_up(args->e, kLanes)), threads(owner ? owner->n : 1),
+          cut(args, width, threads) {}
+
+    int64_t most_rows() const { return cut.heads * cut.tokens; }
+    int64_t part_floats() const { return round_up(most_rows() * (width + kLanes + 1), kLanes); }
+    int64_t next() { return pool ? int64_t(next_task(pool)) : serial++; }
+
+    // A worker's memory: places for a tile's rows, their totals and a block's panels.
+    struct Desk {
+        float *q, *found, *keys, *values, *zeros;
+        int64_t *from, *own;
+        Total total;
+    };
+
+    Desk desk(Arena &arena) const {
+        const int64_t rows = most_rows();
+        Desk k;
+        k.found = arena.take<float>(part_floats());
+        k.total.found = arena.take<float>(rows * width);
+        k.keys = arena.take<float>(kBlockKeys * a->d);
+        k.values = arena.take<float>(kBlockKeys * width);
+        k.q = arena.take<float>(rows * a->d);
+        k.zeros = arena.take<float>(a->d);
+        k.total.top = arena.take<float>(rows);
+        k.total.sum = arena.take<float>(rows);
+        k.from = arena.take<int64_t>(rows);
+        k.own = arena.take<int64_t>(rows);
+        return k;
+    }
+
+    size_t desk_bytes() const {
+        Arena arena = {nullptr};
+        desk(arena);
+        return arena.used;
+    }
+
+    size_t bytes() const {
+        const int64_t parts = cut.split ? cut.tiles(a) * cut.segments * part_floats() : 0;
+        return size_t(threads) * desk_bytes() + size_t(parts) * 4;
+    }
+
+    float *part(int64_t i, int64_t segment) const {
+        auto *parts = reinterpret_cast<float *>(memory + size_t(threads) * desk_bytes());
+        return parts + (i * cut.segments + segment - cut.first_segment) * part_floats();
+    }
+
+    // The rows of a tile, their results in `part`.
+    Rows rows_of(const Desk &k, const Tile &tile, float *part) const {
+        const int64_t rows = most_rows();
+        for (int64_t r = 0; r < tile.rows(); r++) {
+            k.own[r] = a->first + tile.token + r / tile.heads;
+            k.from[r] = first_visible(a, k.own[r]);
         }
-        memset(acc, 0, size_t(heads) * a->e * 4);
-        const int64_t length = a->first + t + 1;
-        for (int64_t start = first_visible(a, length - 1), count; start < length; start += count) {
-            count = min64(a->page - start % a->page, length - start);
-            load_page(a->k, a->d, start, count, g, keys);
-            if (a->v) load_page(a->v, a->e, start, count, g, values);
-            for (int r = 0; r < heads; r++)
-                attend_page(q + r * a->d, keys, values, count, scores, acc + r * a->e, top[r], sum[r]);
-        }
-        for (int r = 0; r < heads; r++) {
-            float *out = a->out + (t * a->heads + first_head + r) * a->e;
-            for (int64_t i = 0; i < a->e; i++) out[i] = acc[r * a->e + i] / sum[r];
+        return {k.q, part, part + rows * width, part + rows * (width + kLanes), k.from, k.own, a->d, width};
+    }
+
+    void load_queries(const Tile &tile, float *q) const {
+        for (int64_t r = 0; r < tile.rows(); r++, q += a->d) {
+            const int64_t t = tile.token + r / tile.heads;
+            const int64_t head = tile.group * (a->heads / a->groups) + tile.head + r % tile.heads;
+            const float *source = a->q + (t * a->heads + head) * a->d;
+            if (s) {
+                const Turn turn = {a->d, s->half, s->interleaved != 0, s->eps};
+                turn.apply(source, s->q_norm, s->cos + t * s->half, s->sin + t * s->half, q);
+                source = q;
+            }
+            for (int64_t i = 0; i < a->d; i++) q[i] = source[i] * a->scale;
         }
     }
 
-    void load_page(const uint8_t *store, int64_t width, int64_t start, int64_t count, int64_t g, float *to) const {
-        const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2;
-        const int64_t slot = a->pages[start / a->page] * a->page + start % a->page;
-        for (int64_t j = 0; j < count; j++)
-            widen(a->kv_format, store + ((slot + j) * a->groups + g) * width * size, width, to + j * width);
+    // Where the keys and values of `count` positions lie.
+    void find(int64_t group, int64_t first, int64_t count, const uint8_t **keys, const uint8_t **values) const {
+        const int64_t size = stored_size(a->kv_format), key = a->d * size, value = (a->v ? a->e : a->d) * size;
+        const uint8_t *v = a->v ? a->v : a->k;
+        for (int64_t j = 0; j < count;) {
+            const int64_t in_page = (first + j) % a->page, stop = min64(count, j + a->page - in_page);
+            int64_t row = (a->pages[(first + j) / a->page] * a->page + in_page) * a->groups + group;
+            for (; j < stop; j++, row += a->groups) keys[j] = a->k + row * key, values[j] = v + row * value;
+        }
     }
 
-    void attend_page(const float *q, const float *keys, const float *values, int64_t count, float *scores, float *acc,
-                     float &top, float &sum) const {
-        float best = top;
-        for (int64_t j = 0; j < count; j++) {
-            scores[j] = dot(q, keys + j * a->d, a->d);
-            best = scores[j] > best ? scores[j] : best;
+    // The rows [begin, end) over the `count` positions from `first` on, all of one block.
+    template <int F>
+    void attend_at(const Desk &k, int64_t group, const Rows &rows, int64_t begin, int64_t end, int64_t first,
+                   int64_t count) const {
+        const uint8_t *keys[kBlockKeys], *values[kBlockKeys];
+        find(group, first, count, keys, values);
+        for (int64_t j = count; j < kBlockKeys; j++) keys[j] = reinterpret_cast<const uint8_t *>(k.zeros);
+        if (end - begin <= kFewRows && a->e % kLanes == 0)
+            return attend_few<F>(rows, begin, end, first, count, keys, values, k.keys);
+        key_panel<F>(keys, a->d, kStrips, k.keys);
+        value_panel<F>(values, a->e, count, k.values);
+        attend_block(rows, begin, end, first, k.keys, k.values);
+    }
+
+    void attend_segment(const Desk &k, const Tile &tile, const Rows &rows, int64_t segment) const {
+        const int64_t last = tile.rows() - 1, stop = min64((segment + 1) * kSegment, rows.own[last] + 1);
+        memset(rows.found, 0, size_t(tile.rows() * width) * 4);
+        memset(rows.sums, 0, size_t(tile.rows() * kLanes) * 4);
+        for (int64_t r = 0; r <= last; r++) rows.top[r] = -INFINITY;
+        const int64_t start = max64(segment * kSegment, rows.from[0]) / kBlockKeys * kBlockKeys;
+        for (int64_t first = start; first < stop; first += kBlockKeys) {
+            int64_t begin = 0, end = tile.rows();
+            while (rows.own[begin] < first) begin++;
+            while (rows.from[end - 1] >= first + kBlockKeys) end--;
+            const int64_t count = min64(kBlockKeys, stop - first);
+            if (a->kv_format == HETERO_F32)
+                attend_at<HETERO_F32>(k, tile.group, rows, begin, end, first, count);
+            else if (a->kv_format == HETERO_F16)
+                attend_at<HETERO_F16>(k, tile.group, rows, begin, end, first, count);
+            else
+                attend_at<HETERO_BF16>(k, tile.group, rows, begin, end, first, count);
         }
-        const int64_t padded = round_up(count, 8);
-        for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
-        const float fix = top == best ? 1.0f : exp8(splat(top - best))[0];
-        f8 total = splat(0);
-        for (int64_t j = 0; j < padded; j += 8) {
-            const f8 p = exp8(load8(scores + j) - best);
-            store8(scores + j, p);
-            total += p;
+    }
+
+    // Adds what the rows found in a segment to their totals. A total without weights is an empty one.
+    void merge_segment(const Tile &tile, const Rows &rows, int64_t segment, const Total &total) const {
+        for (int64_t r = 0; r < tile.rows(); r++) {
+            if (rows.own[r] < segment * kSegment || rows.from[r] >= (segment + 1) * kSegment) continue;
+            const float *found = rows.found + r * width, sum = sum_of(load(rows.sums + r * kLanes)), top = rows.top[r];
+            float *to = total.found + r * width;
+            if (total.sum[r] == 0) {
+                memcpy(to, found, size_t(width) * 4);
+                total.top[r] = top, total.sum[r] = sum;
+                continue;
+            }
+            const float best = top > total.top[r] ? top : total.top[r];
+            const Sixteen old = exp_of(all_of(total.top[r] - best)), added = exp_of(all_of(top - best));
+            for (int64_t i = 0; i < width; i += kLanes) store(to + i, fma(load(found + i), added, load(to + i) * old));
+            float sums[kLanes];
+            store(sums, fma(all_of(sum), added, all_of(total.sum[r]) * old));
+            total.top[r] = best, total.sum[r] = sums[0];
         }
-        sum = sum * fix + lanes_sum(total);
-        if (fix != 1.0f)
-            for (int64_t i = 0; i < a->e; i++) acc[i] *= fix;
-        add_weighted(acc, scores, values, a->v ? a->e : a->d, count, a->e);
-        top = best;
+    }
+
+    void begin_total(const Tile &tile, const Total &total) const {
+        memset(total.found, 0, size_t(tile.rows() * width) * 4);
+        for (int64_t r = 0; r < tile.rows(); r++) {
+            const int64_t head = tile.group * (a->heads / a->groups) + tile.head + r % tile.heads;
+            total.top[r] = a->sinks ? a->sinks[head] : -INFINITY;
+            total.sum[r] = a->sinks ? 1.f : 0.f;
+        }
+    }
+
+    void finish(const Tile &tile, const Total &total) const {
+        for (int64_t r = 0; r < tile.rows(); r++) {
+            const int64_t head = tile.group * (a->heads / a->groups) + tile.head + r % tile.heads;
+            float *out = a->out + ((tile.token + r / tile.heads) * a->heads + head) * a->e;
+            for (int64_t i = 0; i < a->e; i++) out[i] = total.found[r * width + i] / total.sum[r];
+        }
+    }
+
+    // A whole tile; its segments wait in `parts` when it was split.
+    void run_tile(const Desk &k, int64_t i) const {
+        const Tile tile = cut.tile(a, i);
+        if (!cut.split) load_queries(tile, k.q);
+        begin_total(tile, k.total);
+        Rows rows = rows_of(k, tile, k.found);
+        for (int64_t n = rows.from[0] / kSegment; n <= rows.own[tile.rows() - 1] / kSegment; n++) {
+            if (cut.split)
+                rows = rows_of(k, tile, part(i, n));
+            else
+                attend_segment(k, tile, rows, n);
+            merge_segment(tile, rows, n, k.total);
+        }
+        finish(tile, k.total);
+    }
+
+    // One segment of a tile, to `parts`.
+    void run_segment(const Desk &k, int64_t i, int64_t segment) const {
+        const Tile tile = cut.tile(a, i);
+        const Rows rows = rows_of(k, tile, part(i, segment));
+        if (rows.own[tile.rows() - 1] < segment * kSegment || rows.from[0] >= (segment + 1) * kSegment) return;
+        load_queries(tile, k.q);
+        attend_segment(k, tile, rows, segment);
     }
 
     static void run(void *context, int worker) {
         auto *job = static_cast<AttentionJob *>(context);
-        const hetero_attention_args *a = job->a;
-        const int64_t per_group = a->heads / a->groups, total = a->n_tokens * a->groups * job->head_chunks;
-        float *memory = job->scratch + worker * job->scratch_floats;
-        for (int64_t i; (i = next_task(job->pool)) < total;) {
-            const int64_t chunk = i % job->head_chunks, g = i / job->head_chunks % a->groups;
-            const int64_t t = i / job->head_chunks / a->groups, r0 = chunk * kHeadsAtOnce;
-            job->run_heads(t, g, r0, int(min64(kHeadsAtOnce, per_group - r0)), memory);
-        }
+        Arena arena = {job->memory + size_t(worker) * job->desk_bytes()};
+        const Desk k = job->desk(arena);
+        memset(k.zeros, 0, size_t(job->a->d) * 4);
+        const bool segments = job->cut.split && !job->merging;
+        const int64_t per_tile = segments ? job->cut.segments : 1, total = job->cut.tiles(job->a) * per_tile;
+        for (int64_t i; (i = job->next()) < total;)
+            if (segments)
+                job->run_segment(k, i / per_tile, job->cut.first_segment + i % per_tile);
+            else
+                job->run_tile(k, i);
+    }
+
+    void run_all() {
+        if (!pool) return run(this, 0);
+        pool_run(pool, run, this);
+        if (!cut.split) return;
+        merging = true;
+        pool_run(pool, run, this);
     }
 };
-
-inline int64_t worker_floats(const hetero_attention_args *a) {
-    return round_up(kHeadsAtOnce * (a->d + a->e + a->page) + a->page * (a->d + (a->v ? a->e : 0)), 16);
-}
-
-// Bytes of scratch for all workers and `more` floats before them.
-inline size_t attention_scratch(const hetero_attention_args *a, const Pool *pool, int64_t more) {
-    return size_t(worker_floats(a) * pool->n + more) * 4;
-}
-
-inline void run_attention(Pool *pool, const hetero_attention_args *a, float *scratch) {
-    AttentionJob job = {pool, a, ceil_div(a->heads / a->groups, kHeadsAtOnce), scratch, worker_floats(a)};
-    pool_run(pool, AttentionJob::run, &job);
-}
 
 inline int check_attention(const hetero_attention_args *a, Message message) {
     if (!a || !a->pages) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
@@ -207,7 +285,7 @@ inline int check_attention(const hetero_attention_args *a, Message message) {
     if (a->n_slots < 0 || a->n_slots > kMaxRows || a->n_slots % a->page)
         return message.fail(HETERO_BAD_ARGUMENT, "attention: %lld slots in pages of %lld", (long long)a->n_slots,
                             (long long)a->page);
-    const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2, queries = product({4, a->n_tokens, a->heads});
+    const int64_t size = stored_size(a->kv_format), queries = product({4, a->n_tokens, a->heads});
     const int64_t slots = product({size, a->n_slots, a->groups}), k_bytes = product({slots, a->d});
     if (const int code = check_buffer("keys", a->k, a->k_bytes, k_bytes, message)) return code;
     if (const int code = check_optional("values", a->v, a->v_bytes, product({slots, a->e}), message)) return code;
@@ -224,38 +302,9 @@ inline int check_attention(const hetero_attention_args *a, Message message) {
     return HETERO_OK;
 }
 
-struct NormRopeJob {
-    Pool *pool;
-    const hetero_rope_args *a;
-
-    void run_head(int64_t t, int64_t head) const {
-        const float *x = a->x + t * a->x_stride + head * a->d;
-        float *out = a->out + (t * a->heads + head) * a->d;
-        float scale = 1;
-        if (a->weight) scale = 1.0f / sqrtf(dot(x, x, a->d) / float(a->d) + a->eps);
-        const float *c = a->cos + t * a->half, *s = a->sin + t * a->half;
-        for (int64_t i = 0; i < a->d; i++) out[i] = a->weight ? x[i] * scale * a->weight[i] : x[i];
-        if (!a->half) return;
-        float turned[2 * 1024];
-        memcpy(turned, out, size_t(a->half) * 8);
-        for (int64_t i = 0; i < a->half; i++) {
-            const float u = a->interleaved ? turned[2 * i] : turned[i];
-            const float v = a->interleaved ? turned[2 * i + 1] : turned[i + a->half];
-            out[i] = u * c[i] - v * s[i];
-            out[i + a->half] = v * c[i] + u * s[i];
-        }
-    }
-
-    static void run(void *context, int) {
-        auto *job = static_cast<NormRopeJob *>(context);
-        for (int64_t t; (t = next_task(job->pool)) < job->a->n_tokens;)
-            for (int64_t head = 0; head < job->a->heads; head++) job->run_head(t, head);
-    }
-};
-
 // The part of a step's arguments that plain attention does not have; a has been checked.
 inline int check_step(const hetero_attention_args *a, const hetero_step_args *s, Message message) {
-    if (!a->v || s->half < 0 || s->half > 1024 || 2 * s->half > a->d)
+    if (!a->v || s->half < 0 || s->half > Turn::kMaxHalf || 2 * s->half > a->d)
         return message.fail(HETERO_BAD_ARGUMENT, "attention step: no values, or %lld pairs to turn",
                             (long long)s->half);
     const int64_t added = product({4, a->n_tokens, a->groups}), table = 4 * a->n_tokens * s->half;
@@ -267,141 +316,52 @@ inline int check_step(const hetero_attention_args *a, const hetero_step_args *s,
     return check_buffer("sin", s->sin, s->table_bytes, table, message);
 }
 
-// Turns the new keys and stores them with the values; `turned` holds one token's keys.
-inline void store_new(const hetero_attention_args *a, const hetero_step_args *s, float *turned) {
-    const hetero_rope_args keys = {a->n_tokens, a->groups, a->d, s->half, a->groups * a->d, s->interleaved, s->eps,
-                                   s->k, 0, s->k_norm, 0, s->cos, s->sin, 0, turned, 0};
-    const NormRopeJob job = {nullptr, &keys};
-    for (int64_t head = 0; head < a->n_tokens * a->groups; head++) job.run_head(head / a->groups, head % a->groups);
-    const int64_t size = a->kv_format == HETERO_F32 ? 4 : 2;
-    for (int64_t t = 0; t < a->n_tokens; t++) {
-        const int64_t at = a->first + t, slot = a->pages[at / a->page] * a->page + at % a->page;
-        const int64_t k_row = a->groups * a->d, v_row = a->groups * a->e;
-        narrow(a->kv_format, turned + t * k_row, k_row, const_cast<uint8_t *>(a->k) + slot * k_row * size);
-        narrow(a->kv_format, s->v + t * v_row, v_row, const_cast<uint8_t *>(a->v) + slot * v_row * size);
-    }
-}
-
-inline void turn_queries(const hetero_attention_args *a, const hetero_step_args *s) {
-    const hetero_rope_args queries = {a->n_tokens, a->heads, a->d, s->half, a->heads * a->d, s->interleaved, s->eps,
-                                      s->q, 0, s->q_norm, 0, s->cos, s->sin, 0, const_cast<float *>(a->q), 0};
-    const NormRopeJob job = {nullptr, &queries};
-    for (int64_t head = 0; head < a->n_tokens * a->heads; head++) job.run_head(head / a->heads, head % a->heads);
-}
-
-inline int check_rope(const hetero_rope_args *a, Message message) {
-    if (!a) return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: null pointer");
-    if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->heads < 1 || a->heads > 65536 || a->d < 1 || a->d > (1 << 20) ||
-        a->half < 0 || a->half > 1024 || 2 * a->half > a->d || a->x_stride < a->heads * a->d || a->x_stride > (1 << 26))
-        return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: shapes out of range");
-    const int64_t row = a->heads * a->d, read = a->n_tokens ? 4 * ((a->n_tokens - 1) * a->x_stride + row) : 0;
-    if (a->x_bytes < size_t(read))
-        return message.fail(HETERO_BAD_ARGUMENT, "x: %zu bytes given, %lld needed", a->x_bytes, (long long)read);
-    const int64_t table = 4 * a->n_tokens * a->half;
-    if (const int code = check_buffer("x", a->x, size_t(read), read, message)) return code;
-    if (const int code = check_buffer("out", a->out, a->out_bytes, product({4, a->n_tokens, row}), message)) return code;
-    if (const int code = check_optional("weight", a->weight, a->weight_bytes, 4 * a->d, message)) return code;
-    if (const int code = check_buffer("cos", a->cos, a->table_bytes, table, message)) return code;
-    return check_buffer("sin", a->sin, a->table_bytes, table, message);
+// `pool` null: on the calling thread, in scratch that the caller gives.
+inline int attention(Pool *pool, const hetero_attention_args *a, const hetero_step_args *s, uint8_t *given,
+                     size_t given_bytes, Message message) {
+    hetero_attention_args args = *a;
+    if (s) args.q = s->q, args.q_bytes = s->q_bytes;
+    if (const int code = check_attention(&args, message)) return code;
+    if (s)
+        if (const int code = check_step(&args, s, message)) return code;
+    if (!args.n_tokens) return HETERO_OK;
+    AttentionJob job(pool, &args, s);
+    const size_t turned = s ? size_t(round_up(job.threads * args.d, kLanes)) * 4 : 0, bytes = job.bytes() + turned;
+    if (!pool && given_bytes < bytes)
+        return message.fail(HETERO_BAD_ARGUMENT, "attention: scratch of %zu bytes, %zu needed", given_bytes, bytes);
+    uint8_t *scratch = pool ? pool_scratch(pool, bytes) : given;
+    if (!scratch) return message.fail(HETERO_NO_MEMORY, "attention: no memory for %zu bytes of scratch", bytes);
+    job.memory = scratch + turned;
+    if (s) store_new(pool, &args, s, reinterpret_cast<float *>(scratch));
+    job.run_all();
+    return HETERO_OK;
 }
 
 }  // namespace
 
 extern "C" {
 
-int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char *message,
-                                   size_t message_bytes) {
-    const Message m = {message, message_bytes};
-    if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "attention: no pool");
-    if (const int code = check_attention(args, m)) return code;
-    if (!args->n_tokens) return HETERO_OK;
+int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (!pool || !args) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
     const Locked locked(pool);
-    auto *scratch = reinterpret_cast<float *>(pool_scratch(pool, attention_scratch(args, pool, 0)));
-    if (!scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
-    run_attention(pool, args, scratch);
-    return HETERO_OK;
+    return attention(pool, args, nullptr, nullptr, 0, message);
 }
 
 int hetero_attention_step(hetero_pool *pool, const hetero_attention_args *args, const hetero_step_args *step,
-                          char *message, size_t message_bytes) {
-    const Message m = {message, message_bytes};
-    if (!pool || !args || !step) return m.fail(HETERO_BAD_ARGUMENT, "attention step: null pointer");
-    hetero_attention_args turned = *args;
-    turned.q = step->q;
-    turned.q_bytes = step->q_bytes;
-    if (const int code = check_attention(&turned, m)) return code;
-    if (const int code = check_step(args, step, m)) return code;
-    if (!args->n_tokens) return HETERO_OK;
-    const int64_t q_floats = round_up(args->n_tokens * args->heads * args->d, 16);
-    const int64_t k_floats = round_up(args->n_tokens * args->groups * args->d, 16);
+                          char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (!pool || !args || !step) return message.fail(HETERO_BAD_ARGUMENT, "attention step: null pointer");
     const Locked locked(pool);
-    auto *scratch = reinterpret_cast<float *>(pool_scratch(pool, attention_scratch(args, pool, q_floats + k_floats)));
-    if (!scratch) return m.fail(HETERO_NO_MEMORY, "attention: no memory for scratch");
-    turned.q = scratch;
-    turn_queries(&turned, step);
-    store_new(args, step, scratch + q_floats);
-    run_attention(pool, &turned, scratch + q_floats + k_floats);
-    return HETERO_OK;
+    return attention(pool, args, step, nullptr, 0, message);
 }
 
-int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens,
-                                   int64_t width, int64_t first, const int32_t *pages, int64_t n_pages, int64_t page,
-                                   uint8_t *store, size_t store_bytes, char *message, size_t message_bytes) {
-    const Message m = {message, message_bytes};
-    if (kv_format < 0 || kv_format > HETERO_BF16 || !pages || !store || n_tokens < 0 || width < 1 || width > (1 << 26) ||
-        n_tokens > kMaxRows || first < 0 || first > kMaxRows || page < 1 || page > kMaxPage)
-        return m.fail(HETERO_BAD_ARGUMENT, "kv_append: arguments out of range");
-    const int64_t row = width * (kv_format == HETERO_F32 ? 4 : 2), total = int64_t(store_bytes) / (row * page);
-    if (const int code = check_buffer("values", values, values_bytes, 4 * n_tokens * width, m)) return code;
-    if (const int code = check_aligned("pages", pages, m)) return code;
-    if (n_pages < ceil_div(first + n_tokens, page))
-        return m.fail(HETERO_BAD_ARGUMENT, "kv_append: %lld pages given for %lld positions", (long long)n_pages,
-                      (long long)(first + n_tokens));
-    for (int64_t t = 0; t < n_tokens; t++) {
-        const int64_t at = first + t, number = pages[at / page];
-        if (number < 0 || number >= total) return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %lld does not exist", (long long)number);
-        narrow(kv_format, values + t * width, width, store + (number * page + at % page) * row);
-    }
-    return HETERO_OK;
-}
-
-int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message,
-                                   size_t message_bytes) {
-    const Message m = {message, message_bytes};
-    if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "norm_rope: no pool");
-    if (const int code = check_rope(args, m)) return code;
-    NormRopeJob job = {pool, args};
-    if (args->n_tokens * args->heads * args->d > kInlineElements) {
-        const Locked locked(pool);
-        pool_run(pool, NormRopeJob::run, &job);
-    } else {
-        for (int64_t t = 0; t < args->n_tokens; t++)
-            for (int64_t head = 0; head < args->heads; head++) job.run_head(t, head);
-    }
-    return HETERO_OK;
-}
-
-int hetero_linear_heads(hetero_pool *pool, const hetero_matrix *matrix, int64_t heads, const float *x, size_t x_bytes,
-                        int64_t n_tokens, float *out, size_t out_bytes, char *message, size_t message_bytes) {
-    const Message m = {message, message_bytes};
-    if (!pool || n_tokens < 0 || n_tokens > kMaxRows) return m.fail(HETERO_BAD_ARGUMENT, "linear_heads needs a pool and tokens");
-    if (const int code = check_matrix(matrix, m)) return code;
-    if (heads < 1 || heads > 65536 || matrix->n % heads || matrix->n / heads % kRows)
-        return m.fail(HETERO_BAD_ARGUMENT, "linear_heads: %lld rows do not make %lld heads of whole tiles",
-                      (long long)matrix->n, (long long)heads);
-    const int64_t rows = matrix->n / heads, k = matrix->k;
-    if (const int code = check_buffer("x", x, x_bytes, product({4, heads, n_tokens, k}), m)) return code;
-    if (const int code = check_buffer("out", out, out_bytes, product({4, heads, n_tokens, rows}), m)) return code;
-    if (!n_tokens) return HETERO_OK;
-    const Locked locked(pool);
-    const size_t bytes = size_t(packed_bytes(matrix->format, rows, k));
-    for (int64_t h = 0; h < heads; h++) {
-        const hetero_matrix part = {matrix->format, rows, k, matrix->data + h * bytes, bytes};
-        const hetero_matrix *parts[1] = {&part};
-        float *outs[1] = {out + h * n_tokens * rows};
-        if (const int code = linear(pool, parts, 1, x + h * n_tokens * k, n_tokens, nullptr, outs, m)) return code;
-    }
-    return HETERO_OK;
+int hetero_attention_alone(const hetero_attention_args *args, const hetero_step_args *step, uint8_t *scratch,
+                           size_t scratch_bytes, char *text, size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (!args || !scratch) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
+    if (const int code = check_aligned("scratch", reinterpret_cast<int64_t *>(scratch), message)) return code;
+    return attention(nullptr, args, step, scratch, scratch_bytes, message);
 }
 
 }  // extern "C"

@@ -184,6 +184,8 @@ inline bool is_finite_half(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
 
 // --- eight values at once; compilers split them where registers are shorter ---
 
+#pragma GCC diagnostic ignored "-Wpsabi"  // they are passed between inlined functions only
+
 typedef float Lanes __attribute__((vector_size(32)));
 typedef uint32_t LaneBits __attribute__((vector_size(32)));
 

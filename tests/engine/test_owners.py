@@ -95,3 +95,17 @@ def test_every_usable_tier_gives_the_same_model(fmt, tmp_path, monkeypatch):
     assert "generic" in results
     for found in results.values():
         assert np.median(np.abs(found - results["generic"])) < 1e-4 * results["generic"].std()
+
+
+@pytest.mark.parametrize("fmt", ["F32", "Q8_0"])
+def test_a_tokens_bits_do_not_depend_on_the_size_of_a_chunk(fmt, tmp_path, monkeypatch):
+    """One token at a time is what decoding does."""
+    monkeypatch.setenv("HETERO_DETERMINISTIC", "1")
+    engine = Engine.load(tiny_gguf("qwen3moe", tmp_path / "m.gguf", type=fmt), device="cpu", threads=2)
+    try:
+        whole = engine.logits(IDS)
+        for chunk in (1, 7, 64, 100):
+            monkeypatch.setattr(engine._schedule, "_chunk", chunk)
+            assert np.array_equal(engine.logits(IDS), whole)
+    finally:
+        engine.close()

@@ -9,10 +9,12 @@ from hetero.native.prepared import PreparedNorm
 from tests.native.attention_reference import attended
 
 PAGE = 64
+NO_LIMIT = Sight()
+TIERS = [t.name for t in cpu_tiers() if t.built and t.usable]
 BYTES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
-@pytest.fixture(params=[t.name for t in cpu_tiers() if t.built and t.usable])
+@pytest.fixture(params=TIERS)
 def kernels(request):
     return Kernels(request.param)
 
@@ -39,6 +41,8 @@ CASES = [  # tokens, first, heads, groups, d, e
     (2, 300, 6, 2, 20, 12),
     (5, 129, 20, 1, 48, 32),
     (1, 1000, 16, 1, 576, 512),
+    (70, 30, 8, 2, 64, 64),
+    (40, 500, 20, 1, 72, 40),
 ]
 
 
@@ -107,26 +111,89 @@ def test_windows_chunks_and_sinks_equal_float64(kernels, window, chunk, sunk, fi
     assert np.abs(out - expected).max() < 1e-5
 
 
-def test_attention_is_bit_equal_for_any_thread_count_and_batch(kernels):
-    rng = np.random.default_rng(2)
-    k = rng.normal(size=(200, 2, 64)).astype(np.float32)
-    q = rng.normal(size=(4, 8, 64)).astype(np.float32)
-    k_store, v_store = np.zeros((256, 2, 64), np.float32), np.zeros((256, 2, 64), np.float32)
-    stores = [Store(address(s), 256, 2, 64, "F32") for s in (k_store, v_store)]
-    attention = PagedAttention(kernels, stores[0], stores[1], 8, 64, PAGE, 0.125)
-    table = np.arange(4, dtype=np.int32)
-    attention.append(table, 0, 200, address(k), address(k))
-    results = []
-    for threads in (1, 2, 3):
-        out = np.zeros((4, 8, 64), np.float32)
-        with Pool(list(range(threads)), kernels) as pool:
-            attention.attend(pool, table, 196, 4, address(q), address(out))
-            one = np.zeros((1, 8, 64), np.float32)
-            attention.attend(pool, table, 198, 1, address(q[2:3]), address(one))
-        assert np.array_equal(one[0], out[2])
-        results.append(out)
-    assert np.array_equal(results[0], results[1])
-    assert np.array_equal(results[0], results[2])
+class Cached:
+    """One layer's cache of `length` random positions on shuffled pages, and queries for each of them."""
+
+    def __init__(self, kernels, length, heads, groups, d, e, fmt="F32", sight=NO_LIMIT, latent=False):
+        rng = np.random.default_rng(2)
+        self.q, self.k, self.v = (
+            rng.normal(size=(length, n, w)).astype(np.float32) for n, w in ((heads, d), (groups, d), (groups, e))
+        )
+        pages = -(-length // PAGE)
+        self.table = rng.permutation(pages).astype(np.int32)
+        self.stores = [np.zeros((pages * PAGE, groups, w), BYTES[fmt]) for w in (d, e)]
+        keys, values = (Store(address(a), pages * PAGE, groups, a.shape[2], fmt) for a in self.stores)
+        self.paged = PagedAttention(kernels, keys, None if latent else values, heads, e, PAGE, d**-0.5, sight)
+        self.paged.append(self.table, 0, length, address(self.k), address(self.v))
+        self.out_shape = (heads, e)
+
+    def attend(self, pool, first, tokens):
+        out = np.full((tokens, *self.out_shape), np.nan, np.float32)
+        self.paged.attend(pool, self.table, first, tokens, address(self.q[first:]), address(out))
+        return out
+
+
+SHAPES = {  # heads, groups, d, e, latent
+    "grouped": (16, 2, 32, 32, False),
+    "single": (3, 3, 40, 24, False),
+    "latent": (20, 1, 48, 32, True),
+}
+
+
+@pytest.mark.parametrize("sight", [NO_LIMIT, Sight(70, 130)], ids=["all", "limited"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_token_has_the_same_bits_whatever_is_asked_beside_it(kernels, shape, sight):
+    """Alone, in chunks of any size, and with one or three threads, which share out the segments of few rows."""
+    *sizes, latent = SHAPES[shape]
+    length = 600
+    cached = Cached(kernels, length, *sizes, "F16", sight, latent)
+    with Pool([0, 1, 0], kernels) as three, Pool([0], kernels) as one:
+        whole = cached.attend(one, 0, length)
+        for step in (600, 129, 37):
+            parts = [cached.attend(three, at, min(step, length - at)) for at in range(0, length, step)]
+            assert np.array_equal(np.concatenate(parts), whole)
+        for at in (0, 63, 64, 511, 512, 599):
+            assert np.array_equal(cached.attend(one, at, 1)[0], whole[at])
+            assert np.array_equal(cached.attend(three, at, 1)[0], whole[at])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sunk", [False, True])
+def test_many_tokens_over_several_segments_equal_float64(kernels, shape, sunk):
+    heads, groups, d, e, latent = SHAPES[shape]
+    sinks = np.random.default_rng(6).normal(0, 3, heads).astype(np.float32)
+    sight = Sight(sinks=address(sinks)) if sunk else NO_LIMIT
+    cached = Cached(kernels, 1100, heads, groups, d, e, "F32", sight, latent)
+    with Pool([0, 1], kernels) as pool:
+        found = cached.attend(pool, 1000, 100)
+    values = cached.k[..., :e] if latent else cached.v
+    expected = attended(cached.q[1000:], cached.k, values, 1000, d**-0.5, sinks=sinks if sunk else None)
+    assert np.abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.skipif("avx512" not in TIERS, reason="NOT TESTED: a CPU without AVX-512")
+def test_avx2_and_avx512_give_the_same_bits():
+    found = []
+    for tier in ("avx2", "avx512"):
+        kernels = Kernels(tier)
+        cached = Cached(kernels, 700, 8, 2, 72, 40, "BF16")
+        with Pool([0, 1], kernels) as pool:
+            found.append(cached.attend(pool, 500, 200))
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("what", ["stores", "key"])
+def test_no_token_sees_nan_beyond_its_own_position(kernels, what):
+    """Also where several tokens with different limits share a block."""
+    cached = Cached(kernels, 130, 4, 2, 32, 32)
+    with Pool([0, 1], kernels) as pool:
+        clean = cached.attend(pool, 0, 130)
+        slot = int(cached.table[1]) * PAGE + 100 - PAGE
+        for store in cached.stores if what == "stores" else cached.stores[:1]:
+            store[slot] = np.nan
+        found = cached.attend(pool, 0, 130)
+    assert np.array_equal(found[:100], clean[:100])
+    assert np.isnan(found[100:]).all()
 
 
 def test_nan_stays_with_its_token(kernels):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hetero.native import FORMATS, Kernels, Pool
-from hetero.native.library import library_path
+from hetero.native.attention import PagedAttention, Sight, Store
+from hetero.native.library import ffi, library_path
 from tests.native.emulation.cpu import EmulatedCpu
 from tests.native.test_amx import TILED, bound
 from tests.native.weights import USABLE, cpus, dequantized, normal, packed, raw_rows
@@ -88,3 +89,23 @@ def test_the_amx_object_is_within_rounding_of_float64_on_an_emulated_cpu(cpu, fm
     assert cpu.tile_instructions > before
     exact = x.astype(np.float64)
     assert (np.abs(out - exact @ weights.T) <= bound(fmt, rows, 16, k, exact, weights)).all()
+
+
+@pytest.mark.skipif("avx2" not in USABLE, reason="NOT TESTED: nothing to compare with on a CPU without AVX2")
+def test_attention_of_the_avx512_object_gives_the_bits_of_avx2_on_an_emulated_cpu(cpu):
+    rng = np.random.default_rng(14)
+    tokens, heads, groups, d, e, length = 9, 4, 2, 20, 24, 70
+    q, k, v = (normal(rng, n, w) for n, w in ((tokens * heads, d), (128 * groups, d), (128 * groups, e)))
+    table, outs = np.array([1, 0], np.int32), [np.zeros((tokens, heads, e), np.float32) for _ in range(2)]
+    stores = [Store(a.ctypes.data, 128, groups, a.shape[1], "F32") for a in (k, v)]
+    kernels = Kernels("avx2")
+    attention = PagedAttention(kernels, *stores, heads, e, 64, 0.2, Sight(window=50))
+    with Pool(cpus(1), kernels) as pool:
+        attention.attend(pool, table, length - tokens, tokens, q.ctypes.data, outs[0].ctypes.data)
+    args, scratch = attention._args, np.zeros(1 << 20, np.uint8)
+    args.out, args.pages = (ffi.from_buffer(t, a) for t, a in (("float[]", outs[1]), ("int32_t[]", table)))
+    library = ctypes.CDLL(str(library_path("avx512")))
+    function = ctypes.cast(library.hetero_attention_alone, ctypes.c_void_p).value
+    pointer = int(ffi.cast("uintptr_t", args))
+    assert cpu.call(function, pointer, 0, scratch.ctypes.data, scratch.nbytes, 0, 0) == 0
+    assert np.array_equal(*outs)
