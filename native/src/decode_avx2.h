@@ -8,98 +8,179 @@ namespace {
 
 constexpr int64_t kChunkBlocks = 64;  // blocks of 32 k whose scales (8 KiB) and codes (32 KiB) are decoded at once
 
-template <int F> constexpr bool is_five_bit() { return F == HETERO_Q5_0 || F == HETERO_Q5_1 || F == HETERO_Q5_K; }
-
 inline __m256i load(const void *p) { return _mm256_loadu_si256(static_cast<const __m256i *>(p)); }
+inline __m128i load128(const void *p) { return _mm_loadu_si128(static_cast<const __m128i *>(p)); }
 
-// The 32 bits at p as bytes of 0 or 16.
-inline __m256i fifth_bits(const uint8_t *p) {
+// The 32 bits at p as bytes of 0 or `value`.
+inline __m256i spread_bits(const uint8_t *p, int value) {
     uint32_t bits;
     memcpy(&bits, p, 4);
     const __m256i spread = _mm256_setr_epi64x(0x0000000000000000, 0x0101010101010101, 0x0202020202020202,
                                               0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(int64_t(0x8040201008040201));
     const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), spread), bit);
-    return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, bit), _mm256_set1_epi8(16));
+    return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, bit), _mm256_set1_epi8(char(value)));
 }
 
-// Codes of line J (k = 4 J .. 4 J + 3) of rows [8 half, 8 half + 8) of a block. Q8_0 and Q6_K come out signed, the
-// others as stored.
-template <int F> inline __attribute__((always_inline)) __m256i decode_line(const uint8_t *block, int j, int half) {
-    if (F == HETERO_Q8_0) return load(block + 64 * j + 32 * half);
-    const __m256i low = _mm256_set1_epi8(15), pair = load(block + 64 * (j & 3) + 32 * half);
-    const __m256i nibbles = _mm256_and_si256(j < 4 ? pair : _mm256_srli_epi16(pair, 4), low);
-    if (is_five_bit<F>()) return _mm256_or_si256(nibbles, fifth_bits(block + 256 + 8 * j + 4 * half));
-    if (F != HETERO_Q6_K) return nibbles;
-    const __m256i plane = load(block + 256 + 64 * (j >> 2) + 32 * half);
-    const int field = j & 3;
-    const __m256i moved = field == 0   ? _mm256_slli_epi16(plane, 4)
-                          : field == 1 ? _mm256_slli_epi16(plane, 2)
-                          : field == 2 ? plane
-                                       : _mm256_srli_epi16(plane, 2);
-    const __m256i code = _mm256_or_si256(nibbles, _mm256_and_si256(moved, _mm256_set1_epi8(0x30)));
-    return _mm256_sub_epi8(code, _mm256_set1_epi8(32));
+// Field j of a plane of pairs, put `up` bits up.
+template <int Up> inline __m256i pair_field(__m256i plane, int field) {
+    const int by = 2 * field - Up;
+    const __m256i moved = by == 0  ? plane
+                          : by > 0 ? _mm256_srli_epi16(plane, by)
+                                   : _mm256_slli_epi16(plane, by < 0 ? -by : 0);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(3 << Up));
 }
 
-inline __m256 halves(const uint8_t *p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+// The numbers of a code book, `offset` added, once for each half of a register.
+template <Kind K> inline __m256i book_numbers(int offset) {
+    const __m128i numbers = _mm_add_epi8(load128(code_book(K)), _mm_set1_epi8(char(offset)));
+    return _mm256_broadcastsi128_si256(numbers);
+}
+
+// Codes that AVX2 kernels read as signed numbers; all others are unsigned, with a zero point to be taken off.
+template <Kind K> constexpr bool is_signed() { return K == kS8 || K == kNl4; }
+
+// Codes of line j (k = 4 j .. 4 j + 3) of rows [8 half, 8 half + 8) of a block, as numbers if signed, else as stored
+// (of a code book: as numbers with the zero point added).
+template <Kind K> HETERO_INLINE __m256i decode_line(const uint8_t *block, int j, int half) {
+    constexpr KindInfo kind = kKindInfo[K];
+    const uint8_t *high = block + 64 * kind.low;
+    if (kind.low == 8) return load(block + 64 * j + 32 * half);
+    if (kind.low == 2) {
+        const __m256i low = pair_field<0>(load(block + 64 * (j >> 2) + 32 * half), j & 3);
+        return kind.high ? _mm256_or_si256(low, spread_bits(high + 8 * j + 4 * half, 4)) : low;
+    }
+    const __m256i pair = load(block + 64 * (j & 3) + 32 * half);
+    const __m256i nibbles = _mm256_and_si256(j < 4 ? pair : _mm256_srli_epi16(pair, 4), _mm256_set1_epi8(15));
+    if (kind.book) return _mm256_shuffle_epi8(book_numbers<K>(is_signed<K>() ? 0 : kind.zero), nibbles);
+    if (kind.high == 1) return _mm256_or_si256(nibbles, spread_bits(high + 8 * j + 4 * half, 16));
+    if (kind.high == 2)
+        return _mm256_or_si256(nibbles, pair_field<4>(load(high + 64 * (j >> 2) + 32 * half), j & 3));
+    return nibbles;
+}
+
+inline __m256 halves(const uint8_t *p) { return _mm256_cvtph_ps(load128(p)); }
+inline __m256 bfloats(const uint8_t *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
 }
 
 inline __m256 bytes_to_float(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(v)); }
+inline __m256 signed_bytes_to_float(__m128i v) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(v)); }
+inline __m256 negated(__m256 v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.f)); }
 
-// float32 scales of up to kChunkBlocks blocks: d[block][16 rows], and the minimum (with its sign), or for Q6_K
-// the scale of the second group of 16.
+// float32 scales of up to kChunkBlocks blocks: for each half of a block, or once, d and the minimum (with its sign).
 struct ScalePanel {
-    alignas(64) float d[kChunkBlocks][kRows];
-    alignas(64) float m[kChunkBlocks][kRows];
+    alignas(64) float d[2][kChunkBlocks][kRows];
+    alignas(64) float m[2][kChunkBlocks][kRows];
 };
 
-inline void decode_sub_scales(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 minus = _mm256_set1_ps(-0.f);
+// 16 bytes, one for each row, as float32 times d.
+template <bool Signed> HETERO_INLINE void put_products(float *to, const __m256 *d, __m128i bytes) {
+    const __m128i upper = _mm_srli_si128(bytes, 8);
+    const __m256 low = Signed ? signed_bytes_to_float(bytes) : bytes_to_float(bytes);
+    const __m256 high = Signed ? signed_bytes_to_float(upper) : bytes_to_float(upper);
+    _mm256_store_ps(to, _mm256_mul_ps(d[0], low));
+    _mm256_store_ps(to + 8, _mm256_mul_ps(d[1], high));
+}
+
+inline void decode_sub4(const uint8_t *entry, ScalePanel *out, int64_t at) {
     const __m256 d[2] = {halves(entry), halves(entry + 16)};
-    const __m256 m[2] = {_mm256_xor_ps(halves(entry + 32), minus), _mm256_xor_ps(halves(entry + 48), minus)};
+    const __m256 m[2] = {negated(halves(entry + 32)), negated(halves(entry + 48))};
     const __m128i low = _mm_set1_epi8(15), two = _mm_set1_epi8(0x30);
     for (int g = 0; g < 8; g++) {
-        const __m128i lo = _mm_loadu_si128(reinterpret_cast<const __m128i *>(entry + kSubLow + 16 * g));
-        const __m128i pair = _mm_loadu_si128(reinterpret_cast<const __m128i *>(entry + kSubHigh + 16 * (g >> 1)));
+        const __m128i lo = load128(entry + kSubLow + 16 * g), pair = load128(entry + kSubHigh + 16 * (g >> 1));
         const __m128i hi = g & 1 ? _mm_srli_epi16(pair, 4) : pair;
         const __m128i scale = _mm_or_si128(_mm_and_si128(lo, low), _mm_and_si128(_mm_slli_epi16(hi, 4), two));
         const __m128i minimum =
             _mm_or_si128(_mm_and_si128(_mm_srli_epi16(lo, 4), low), _mm_and_si128(_mm_slli_epi16(hi, 2), two));
+        put_products<false>(out->d[0][at + g], d, scale);
+        put_products<false>(out->m[0][at + g], m, minimum);
+    }
+}
+
+inline void decode_sub6(const uint8_t *entry, ScalePanel *out, int64_t at) {
+    const __m256 d[2] = {halves(entry), halves(entry + 16)};
+    for (int g = 0; g < 16; g++) put_products<true>(out->d[g & 1][at + (g >> 1)], d, load128(entry + 32 + 16 * g));
+}
+
+inline void decode_sub2(const uint8_t *entry, ScalePanel *out, int64_t at) {
+    const __m256 d[2] = {halves(entry), halves(entry + 16)};
+    const __m256 m[2] = {negated(halves(entry + 32)), negated(halves(entry + 48))};
+    const __m128i low = _mm_set1_epi8(15);
+    for (int g = 0; g < 16; g++) {
+        const __m128i both = load128(entry + 64 + 16 * g);
+        put_products<false>(out->d[g & 1][at + (g >> 1)], d, _mm_and_si128(both, low));
+        put_products<false>(out->m[g & 1][at + (g >> 1)], m, _mm_and_si128(_mm_srli_epi16(both, 4), low));
+    }
+}
+
+// Q3_K (F: 16 groups of 16) and IQ4_XS (8 of 32).
+template <int F> inline void decode_six_bits(const uint8_t *entry, ScalePanel *out, int64_t at) {
+    const __m256 d[2] = {halves(entry), halves(entry + 16)};
+    constexpr bool sixteens = kind_info(F).groups == 2;
+    const __m128i low = _mm_set1_epi8(15), two = _mm_set1_epi8(0x30), zero = _mm_set1_epi8(32);
+    for (int g = 0; g < (sixteens ? 16 : 8); g++) {
+        const Field f = six_bits_in_tile<F>(g, 0);
+        const __m128i lo = _mm_and_si128(_mm_srli_epi16(load128(entry + f.low), f.low_shift), low);
+        const __m128i hi = _mm_and_si128(_mm_slli_epi16(_mm_srli_epi16(load128(entry + f.high), f.high_shift), 4), two);
+        put_products<true>(sixteens ? out->d[g & 1][at + (g >> 1)] : out->d[0][at + g], d,
+                           _mm_sub_epi8(_mm_or_si128(lo, hi), zero));
+    }
+}
+
+inline void decode_e8m0(const uint8_t *entry, float *to) {
+    for (int h = 0; h < 2; h++) {
+        const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(entry + 8 * h)));
+        const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+        const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+        const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+        _mm256_store_si256(reinterpret_cast<__m256i *>(to + 8 * h), _mm256_blendv_epi8(normal, small, is_small));
+    }
+}
+
+// ue4m3 as fp16 is too small by 2^8; half of it is meant.
+inline void decode_e4m3(const uint8_t *entry, ScalePanel *out, int64_t at) {
+    for (int g = 0; g < 4; g++)
         for (int h = 0; h < 2; h++) {
-            const __m128i s = h ? _mm_srli_si128(scale, 8) : scale, n = h ? _mm_srli_si128(minimum, 8) : minimum;
-            _mm256_store_ps(out->d[at + g] + 8 * h, _mm256_mul_ps(d[h], bytes_to_float(s)));
-            _mm256_store_ps(out->m[at + g] + 8 * h, _mm256_mul_ps(m[h], bytes_to_float(n)));
+            const __m128i v =
+                _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(entry + 16 * g + 8 * h)));
+            const __m128i half = _mm_slli_epi16(_mm_and_si128(v, _mm_set1_epi16(0x7f)), 7);
+            const __m128i kept = _mm_andnot_si128(_mm_cmpeq_epi16(v, _mm_set1_epi16(0x7f)), half);
+            _mm256_store_ps(out->d[g & 1][at + (g >> 1)] + 8 * h,
+                            _mm256_mul_ps(_mm256_cvtph_ps(kept), _mm256_set1_ps(128.f)));
+        }
+}
+
+// One 16-bit scale, with a minimum or a zero point.
+template <Scales S> inline void decode_pairs(const uint8_t *entry, float *d, float *m) {
+    for (int h = 0; h < 2; h++) {
+        const uint8_t *at = entry + 16 * h;
+        const __m256 scale = S == kBfloat || S == kBfloatZero ? bfloats(at) : halves(at);
+        _mm256_store_ps(d + 8 * h, scale);
+        if (S == kHalfMin) _mm256_store_ps(m + 8 * h, halves(at + 32));
+        if (S == kHalfZero || S == kBfloatZero) {
+            const __m128i zero = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(entry + 32 + 8 * h));
+            _mm256_store_ps(m + 8 * h, negated(_mm256_mul_ps(bytes_to_float(zero), scale)));
         }
     }
 }
 
-inline void decode_q6_scales(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 d[2] = {halves(entry), halves(entry + 16)};
-    for (int g = 0; g < 16; g++)
-        for (int h = 0; h < 2; h++) {
-            const __m128i s = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(entry + 32 + 16 * g + 8 * h));
-            float *to = (g & 1 ? out->m[at + (g >> 1)] : out->d[at + (g >> 1)]) + 8 * h;
-            _mm256_store_ps(to, _mm256_mul_ps(d[h], _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(s))));
-        }
-}
-
-// Scales of blocks [first, first + count); first is a multiple of kChunkBlocks, so super-blocks are whole.
+// Scales of blocks [first, first + count); first is a multiple of kChunkBlocks, so entries are whole.
 template <int F> inline void decode_scales(const uint8_t *scales, int64_t first, int64_t count, ScalePanel *out) {
     constexpr FormatInfo f = kFormats[F];
     constexpr int64_t blocks = f.scale_k / kBlock;
     const uint8_t *entry = scales + first / blocks * f.scale_bytes;
     for (int64_t b = 0; b < count; b += blocks, entry += f.scale_bytes) {
-        if (F == HETERO_Q4_K || F == HETERO_Q5_K) {
-            decode_sub_scales(entry, out, b);
-        } else if (F == HETERO_Q6_K) {
-            decode_q6_scales(entry, out, b);
-        } else {
-            for (int h = 0; h < 2; h++) {
-                _mm256_store_ps(out->d[b] + 8 * h, halves(entry + 16 * h));
-                if (has_minimum(F)) _mm256_store_ps(out->m[b] + 8 * h, halves(entry + 32 + 16 * h));
+        if constexpr (f.scales == kSub2) decode_sub2(entry, out, b);
+        else if constexpr (f.scales == kSub3 || f.scales == kSubXs) decode_six_bits<F>(entry, out, b);
+        else if constexpr (f.scales == kSub4) decode_sub4(entry, out, b);
+        else if constexpr (f.scales == kSub6) decode_sub6(entry, out, b);
+        else if constexpr (f.scales == kE4m3) decode_e4m3(entry, out, b);
+        else
+            for (int64_t i = b; i < b + blocks; i++) {
+                if constexpr (f.scales == kE8m0) decode_e8m0(entry, out->d[0][i]);
+                else decode_pairs<f.scales>(entry, out->d[0][i], out->m[0][i]);
             }
-        }
     }
 }
 

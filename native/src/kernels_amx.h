@@ -33,35 +33,55 @@ HETERO_INLINE __m512i bf16_line(__m512 k0, __m512 k1) {
     return _mm512_permutex2var_epi16(_mm512_castsi256_si512(first), load512(order), _mm512_castsi256_si512(second));
 }
 
-// Code t of each row's four, as a float with the zero point applied. Codes of 4 and 5 bits are looked up by the low bits
-// of an index; longer ones have had their zero point taken off as bytes.
-template <int F> HETERO_INLINE __m512 code_number(__m512i line, int t, __m512 low, __m512 high) {
-    if (F == HETERO_Q8_0 || F == HETERO_Q6_K)
+// Whether codes of 4 bits and fewer are looked up as floats: those that no zero point was added to.
+template <Kind K> constexpr bool is_short() { return kKindInfo[K].low + kKindInfo[K].high <= 4 && !kKindInfo[K].book; }
+template <Kind K> constexpr bool is_five_bit() { return K == kU5 || K == kU5M; }
+
+// Code t of each row's four, as a float with the zero point applied. Codes of up to 5 bits are looked up by the low bits
+// of an index; others have had their zero point taken off as bytes.
+template <Kind K> HETERO_INLINE __m512 code_number(__m512i line, int t, __m512 low, __m512 high) {
+    if (!is_short<K>() && !is_five_bit<K>())
         return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(line, 24 - 8 * t), 24));
     const __m512i index = t ? _mm512_srli_epi32(line, 8 * t) : line;
-    return is_five_bit<F>() ? _mm512_permutex2var_ps(low, index, high) : _mm512_permutexvar_ps(index, low);
+    return is_five_bit<K>() ? _mm512_permutex2var_ps(low, index, high) : _mm512_permutexvar_ps(index, low);
 }
 
 // Blocks of a quantised tile as bf16 weights: lines of 16 rows x 2 k.
-template <int F> void decode_bf16(const uint8_t *codes, const ScalePanel &scales, int64_t count, uint8_t *panel) {
-    constexpr int zero = F == HETERO_Q8_0 ? 128 : has_minimum(F) ? 0 : kind_info(F).zero;  // codes come out unsigned
+template <Kind K> void decode_bf16(const uint8_t *codes, const ScalePanel &scales, int64_t count, uint8_t *panel) {
+    constexpr bool minimum = kKindInfo[K].minimum;
+    constexpr int zero = zero_512<K>();  // codes come out unsigned
     const __m512 steps = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 low = _mm512_sub_ps(steps, _mm512_set1_ps(zero)), high = _mm512_add_ps(low, _mm512_set1_ps(16));
-    for (int64_t i = 0; i < count; i++, codes += code_bytes(F))
+    for (int64_t i = 0; i < count; i++, codes += kind_bytes(K))
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++, panel += 128) {
-            __m512i line = code_line_512<F>(codes, j);
-            if (F == HETERO_Q8_0 || F == HETERO_Q6_K) line = _mm512_sub_epi8(line, _mm512_set1_epi8(char(zero)));
-            const __m512 d = _mm512_load_ps(F == HETERO_Q6_K && j >= 4 ? scales.m[i] : scales.d[i]);
+            const int g = j / (8 / kKindInfo[K].groups);
+            __m512i line = code_line_512<K>(codes, j);
+            if (!is_short<K>() && !is_five_bit<K>()) line = _mm512_sub_epi8(line, _mm512_set1_epi8(char(zero)));
+            const __m512 d = _mm512_load_ps(scales.d[g][i]);
             __m512 w[4];
 #pragma GCC unroll 4
             for (int t = 0; t < 4; t++) {
-                const __m512 number = code_number<F>(line, t, low, high);
-                w[t] = has_minimum(F) ? _mm512_fmadd_ps(number, d, _mm512_load_ps(scales.m[i])) : _mm512_mul_ps(number, d);
+                const __m512 number = code_number<K>(line, t, low, high);
+                w[t] = minimum ? _mm512_fmadd_ps(number, d, _mm512_load_ps(scales.m[g][i])) : _mm512_mul_ps(number, d);
             }
             _mm512_store_si512(panel, bf16_line(w[0], w[1]));
             _mm512_store_si512(panel + 64, bf16_line(w[2], w[3]));
         }
+}
+
+// Blocks of an FP8 tile of k inputs from block `first` on.
+inline void decode_fp8_bf16(const uint8_t *tile, int64_t k, int64_t first, int64_t count, uint8_t *panel) {
+    const uint8_t *scales = tile + scale_offset(HETERO_FP8_E4M3, k);
+    for (int64_t b = first; b < first + count; b++) {
+        const __m512 d = fp8_scale_512(scales + b / 4 * 64);
+        for (int j = 0; j < 8; j++, panel += 128) {
+            __m512 w[4];
+            fp8_line_512(tile + 512 * b + 64 * j, d, w);
+            _mm512_store_si512(panel, bf16_line(w[0], w[1]));
+            _mm512_store_si512(panel + 64, bf16_line(w[2], w[3]));
+        }
+    }
 }
 
 // One tile of weights per 32 k and M tiles of tokens: the products of a step are M x 16 x 16 x 32.
@@ -124,9 +144,9 @@ struct TileProduct {
 template <int F>
 void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
               int64_t out_stride) {
-    constexpr bool plain = is_plain(F);
+    constexpr bool plain = F == HETERO_BF16;  // as it stands
     if (!acts.b || n < kTileTokens) {
-        if constexpr (plain) return plain_avx512<F>(tile, k, acts, first, n, out, out_stride);
+        if constexpr (is_plain(F)) return plain_avx512<F>(tile, k, acts, first, n, out, out_stride);
         else return tile_avx512<F>(tile, k, acts, first, n, out, out_stride);
     }
     const int64_t blocks = ceil_div(k, kBlock), step = plain ? blocks : kTileChunk;
@@ -135,10 +155,11 @@ void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, i
     for (int64_t at = 0; at < blocks; at += step) {
         const int64_t count = min64(step, blocks - at);
         const uint8_t *codes = tile + at * code_bytes(F);
-        if constexpr (!plain) {
+        if constexpr (F == HETERO_FP8_E4M3) decode_fp8_bf16(tile, k, at, count, panel);
+        else if constexpr (!plain) {
             ScalePanel scales;
             decode_scales<F>(tile + scale_offset(F, k), at, count, &scales);
-            decode_bf16<F>(codes, scales, count, panel);
+            decode_bf16<kind_of(F)>(codes, scales, count, panel);
         }
         TileProduct product = {plain ? codes : panel, count, b + at * kBlock, acts.b_stride, out, out_stride, at > 0};
         product.run_tokens(n);

@@ -1,9 +1,10 @@
-// AVX2 kernels of F32, F16 and BF16 tiles: float32 FMA in K order, one accumulator per output.
+// AVX2 kernels of F32, F16, BF16 and FP8 tiles: float32 FMA in K order, one accumulator per output.
 #pragma once
 #include "kernels_avx2.h"
 
 namespace {
 
+constexpr int64_t kFp8Group = kFormats[HETERO_FP8_E4M3].block_k;  // inputs that share a scale
 constexpr int64_t kPlainChunk = 256;  // inputs of a float32 panel: 16 KiB
 
 // 8 rows x 2 k of a 16-bit format as float32: the even k and the odd k.
@@ -52,6 +53,53 @@ template <int F> void widen_lines(const uint8_t *from, int64_t lines, float *pan
     }
 }
 
+// The scale of FP8 rows, times what e4m3 is too small by when it is read as fp16.
+HETERO_INLINE void fp8_scale(const uint8_t *entry, __m256 *d) {
+    for (int h = 0; h < 2; h++)
+        d[h] = _mm256_mul_ps(_mm256_loadu_ps(reinterpret_cast<const float *>(entry) + 8 * h), _mm256_set1_ps(256.f));
+}
+
+// Two k of 16 FP8 rows as float32: w[k][half]. A code's sign and exponent are moved to where fp16 has them.
+HETERO_INLINE void fp8_pair(const uint8_t *p, const __m256 *d, __m256 (*w)[2]) {
+    const __m256i v = load(p), zero = _mm256_setzero_si256(), kept = _mm256_set1_epi16(int16_t(0xbf80));
+    const __m256i up[2] = {_mm256_unpacklo_epi8(zero, v), _mm256_unpackhi_epi8(zero, v)};
+    for (int i = 0; i < 2; i++) {
+        const __m256i half = _mm256_and_si256(_mm256_srai_epi16(up[i], 1), kept);
+        w[i][0] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), d[0]);
+        w[i][1] = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), d[1]);
+    }
+}
+
+// One token of an FP8 tile, from memory to registers.
+inline void fp8_one(const uint8_t *tile, int64_t k, const float *x, float *out) {
+    const uint8_t *scales = tile + scale_offset(HETERO_FP8_E4M3, k);
+    __m256 acc[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, d[2], w[2][2];
+    for (int64_t from = 0; from < k; from += kFp8Group, scales += 64) {
+        fp8_scale(scales, d);
+        for (int64_t j = from; j < min64(k, from + kFp8Group); j += 2, tile += 32) {
+            if (j % 4 == 0) prefetch_line(tile);
+            fp8_pair(tile, d, w);
+            for (int i = 0; i < 2 && j + i < k; i++)
+                for (int h = 0; h < 2; h++) acc[h] = _mm256_fmadd_ps(w[i][h], _mm256_set1_ps(x[j + i]), acc[h]);
+        }
+    }
+    for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + 8 * h, acc[h]);
+}
+
+// `count` k of an FP8 tile, whose scales are in entries from `scales` on, to a float32 panel [k][16].
+inline void widen_fp8(const uint8_t *tile, const uint8_t *scales, int64_t count, float *panel) {
+    __m256 d[2], w[2][2];
+    for (int64_t from = 0; from < count; from += kFp8Group, scales += 64) {
+        fp8_scale(scales, d);
+        for (int64_t j = from; j < min64(count, from + kFp8Group); j += 2, tile += 32, panel += 2 * kRows) {
+            if (j % 4 == 0) prefetch_line(tile);
+            fp8_pair(tile, d, w);
+            for (int i = 0; i < 2; i++)
+                for (int h = 0; h < 2; h++) _mm256_store_ps(panel + kRows * i + 8 * h, w[i][h]);
+        }
+    }
+}
+
 // T tokens over `count` inputs of a float32 panel [k][16].
 template <int T>
 void plain_tokens(const float *panel, int64_t first_k, int64_t count, const Acts &acts, int64_t first, float *out,
@@ -77,13 +125,15 @@ void plain_tokens(const float *panel, int64_t first_k, int64_t count, const Acts
 template <int F>
 void plain_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                 int64_t out_stride) {
-    if (n == 1 && F != HETERO_F32)
-        return plain_one<F>(tile, k, acts.x + acts.row(first) * acts.x_stride, out);
+    const float *x = acts.x + acts.row(first) * acts.x_stride;
+    if (n == 1 && F == HETERO_FP8_E4M3) return fp8_one(tile, k, x, out);
+    if (n == 1 && F != HETERO_F32) return plain_one<F>(tile, k, x, out);
     alignas(64) float decoded[kPlainChunk * kRows];
     for (int64_t b = 0; b < k; b += kPlainChunk) {
         const int64_t count = min64(kPlainChunk, k - b);
         const uint8_t *from = tile + b / kBlock * code_bytes(F);
-        if (F != HETERO_F32) widen_lines<F>(from, (count + 1) / 2, decoded);
+        if (F == HETERO_FP8_E4M3) widen_fp8(from, tile + scale_offset(F, k) + b / kFp8Group * 64, count, decoded);
+        else if (F != HETERO_F32) widen_lines<F>(from, (count + 1) / 2, decoded);
         const float *panel = F == HETERO_F32 ? reinterpret_cast<const float *>(from) : decoded;
         int64_t t = 0;
         for (; t + 6 <= n; t += 6) plain_tokens<6>(panel, b, count, acts, first + t, out + t * out_stride, out_stride);

@@ -5,8 +5,7 @@
 namespace {
 const char *const kTierName = "amx";
 template <int F> constexpr TileKernel tile_kernel() {
-    if constexpr (F > HETERO_Q6_K) return generic_kernel<F>();
-    else if constexpr (F == HETERO_F32 || F == HETERO_F16) return plain_avx512<F>;
+    if constexpr (F == HETERO_F32 || F == HETERO_F16) return plain_avx512<F>;
     else return tile_amx<F>;
 }
 const TileTable kTileKernels = tile_table();

@@ -4,8 +4,7 @@
 namespace {
 const char *const kTierName = "avx2";
 template <int F> constexpr TileKernel tile_kernel() {
-    if constexpr (F > HETERO_Q6_K) return generic_kernel<F>();
-    else if constexpr (is_plain(F)) return plain_avx2<F>;
+    if constexpr (is_plain(F)) return plain_avx2<F>;
     else return tile_avx2<F>;
 }
 const TileTable kTileKernels = tile_table();

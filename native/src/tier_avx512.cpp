@@ -4,8 +4,7 @@
 namespace {
 const char *const kTierName = "avx512";
 template <int F> constexpr TileKernel tile_kernel() {
-    if constexpr (F > HETERO_Q6_K) return generic_kernel<F>();
-    else if constexpr (is_plain(F)) return plain_avx512<F>;
+    if constexpr (is_plain(F)) return plain_avx512<F>;
     else return tile_avx512<F>;
 }
 const TileTable kTileKernels = tile_table();
