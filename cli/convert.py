@@ -88,6 +88,8 @@ def _body(report: ConvertReport, verified: bool) -> dict[str, object]:
 
 
 def _show(report: ConvertReport, verified: bool) -> None:
+    for text in report.notes:
+        output.note(text)
     if report.errors:
         rows = [(str(layer), f"{error:.3%}") for layer, error in sorted(report.errors.items())]
         output.table(rows, headers=("layer", f"error of {report.experts} experts (relative RMS)"), right=(0, 1))

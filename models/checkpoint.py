@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError, UsageError
+from hetero.models import iquants
 from hetero.models.assemble import Tensor, assemble_gguf
 from hetero.models.assemble_hf import assemble_hf
 from hetero.models.config import ModelConfig
@@ -219,7 +220,8 @@ def _open_gguf(path: Path) -> Checkpoint:
     config, tensors, mtp = assemble_gguf(family, meta, stored, paths)
     name = meta.get("general.name")
     shown = name if isinstance(name, str) and name.strip() else path.stem
-    return Checkpoint(path, "gguf", paths, tensors, config, shown, metadata=meta, mtp=mtp)
+    notes = iquants.notes(m.stored.format for tensor in tensors.values() for m in tensor.matrices)
+    return Checkpoint(path, "gguf", paths, tensors, config, shown, metadata=meta, notes=notes, mtp=mtp)
 
 
 def _open_hf(path: Path) -> Checkpoint:

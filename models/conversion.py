@@ -32,7 +32,8 @@ _CHECKSUM_BYTES = 48
 
 @dataclass(frozen=True, slots=True)
 class ConvertReport:
-    """What a conversion did. `errors` is the relative RMS error of each layer whose experts were quantised."""
+    """What a conversion did. `errors` is the relative RMS error of each layer whose experts were quantised, `notes` say
+    what was assumed or lost in reading the source."""
 
     path: Path
     fingerprint: str
@@ -43,6 +44,7 @@ class ConvertReport:
     """Files that an interrupted run had finished."""
     already_converted: bool = False
     errors: dict[int, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,7 @@ class Conversion:
             resumed_files=self.resumed,
             already_converted=already,
             errors=errors,
+            notes=self.source.notes,
         )
 
 

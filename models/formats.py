@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hetero.models.iquants import FOREIGN
 from hetero.native.formats import FORMATS as NATIVE_FORMATS
 from hetero.native.formats import row_bytes as row_bytes
 
@@ -42,25 +43,20 @@ _SUPPORTED = {
 _UNSUPPORTED = {
     9: ("Q8_1", 32, 36),
     15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
     24: ("I8", 1, 1),
     25: ("I16", 1, 2),
     26: ("I32", 1, 4),
     27: ("I64", 1, 8),
     28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
 }
 FORMATS: dict[str, Format] = {i.name: Format(i.name, i.block_k, i.block_bytes) for i in NATIVE_FORMATS.values()}
 """The formats whose rows the kernels take, by ggml's name or, where ggml has no such type, by their own."""
-GGML_TYPES: dict[int, Format] = {i: FORMATS[name] for i, name in _SUPPORTED.items()} | {
-    i: Format(*f, supported=False) for i, f in _UNSUPPORTED.items()
+_REPACKED = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"}
+_REPACKED |= {34: "TQ1_0", 35: "TQ2_0"}
+GGML_TYPES: dict[int, Format] = {
+    **{i: FORMATS[name] for i, name in _SUPPORTED.items()},
+    **{i: Format(name, 256, FOREIGN[name].block_bytes) for i, name in _REPACKED.items()},
+    **{i: Format(*f, supported=False) for i, f in _UNSUPPORTED.items()},
 }
 GGML_NAMES_ONLY: dict[int, str] = {
     4: "Q4_2 (removed from ggml)",

@@ -13,6 +13,7 @@ from hetero.machine.types import ModelError
 from hetero.models.families.common import FusedExperts
 from hetero.models.float_codes import Fp8Rows, Mxfp4Rows
 from hetero.models.formats import StoredTensor, n_elements, row_bytes
+from hetero.models.iquants import stored_row_bytes
 from hetero.models.matrices import Columns, Matrix, Rows, Spread
 from hetero.models.quantisation import Hints, fp8_grid, require
 from hetero.models.quantisation import Parts as QuantParts
@@ -34,7 +35,7 @@ def fused_weights(t: StoredTensor, part: str, layout: FusedExperts, path: Path) 
             if layout.transposed:
                 matrices.append(Columns(t, count, k, e * n * k + first, n, step))
             else:
-                matrices.append(Rows(t, count, k, (e * n + first) * row_bytes(t.format, k), step))
+                matrices.append(Rows(t, count, k, (e * n + first) * stored_row_bytes(t.format, k), step))
         parts[name] = ((experts, count, k), tuple(matrices))
     return parts
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hetero.native.formats import row_bytes
 
 U8 = npt.NDArray[np.uint8]
 Ints = npt.NDArray[Any]
@@ -214,26 +216,58 @@ def _nibbles(codes: U8) -> U8:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """A format that is read and repacked: bytes of its block of 256, the kept format, and how both are made."""
+    """A format that is read and repacked: bytes of its block of 256, the kept format, and how both are made.
+
+    `loss` bounds the relative RMS error of repacked weights; what is lost depends on the grid alone.
+    """
 
     block_bytes: int
     target: str
+    loss: float
     read: Callable[[U8], Parts]
     pack: Callable[[Parts], tuple[U8, F32]]
 
 
 FOREIGN: dict[str, Foreign] = {
-    "IQ1_S": Foreign(50, "Q4_1", _iq1_s, _as_q4_1),
-    "IQ1_M": Foreign(56, "Q6_K", _iq1_m, _as_q6_k),
-    "IQ2_XXS": Foreign(66, "Q4_0", _iq2_xxs, _as_q4_0),
-    "IQ2_XS": Foreign(74, "Q6_K", _iq2_xs, _as_q6_k),
-    "IQ2_S": Foreign(82, "Q6_K", _iq2_s, _as_q6_k),
-    "IQ3_XXS": Foreign(98, "Q4_1", _iq3_xxs, _as_q4_1),
-    "IQ3_S": Foreign(110, "Q4_1", _iq3_s, _as_q4_1),
-    "TQ1_0": Foreign(54, "Q2_K", _tq1_0, _as_q2_k),
-    "TQ2_0": Foreign(66, "Q2_K", _tq2_0, _as_q2_k),
+    "IQ1_S": Foreign(50, "Q4_1", 0.0005, _iq1_s, _as_q4_1),
+    "IQ1_M": Foreign(56, "Q6_K", 0.0, _iq1_m, _as_q6_k),
+    "IQ2_XXS": Foreign(66, "Q4_0", 0.024, _iq2_xxs, _as_q4_0),
+    "IQ2_XS": Foreign(74, "Q6_K", 0.011, _iq2_xs, _as_q6_k),
+    "IQ2_S": Foreign(82, "Q6_K", 0.011, _iq2_s, _as_q6_k),
+    "IQ3_XXS": Foreign(98, "Q4_1", 0.021, _iq3_xxs, _as_q4_1),
+    "IQ3_S": Foreign(110, "Q4_1", 0.0006, _iq3_s, _as_q4_1),
+    "TQ1_0": Foreign(54, "Q2_K", 0.0, _tq1_0, _as_q2_k),
+    "TQ2_0": Foreign(66, "Q2_K", 0.0, _tq2_0, _as_q2_k),
 }
 """By ggml's name."""
+
+
+_AT_ONCE = 8192
+"""Blocks that are repacked at once: some tens of MB of intermediate arrays."""
+
+
+def kept_format(fmt: str) -> str:
+    """The format in which weights of a file's format are held: its own unless it is foreign."""
+    return FOREIGN[fmt].target if fmt in FOREIGN else fmt
+
+
+def stored_row_bytes(fmt: str, k: int) -> int:
+    """Bytes of a row of k weights in a file; ValueError where its blocks do not divide k."""
+    if fmt not in FOREIGN:
+        return row_bytes(fmt, k)
+    if k % _K:
+        raise ValueError(f"{fmt} rows come in blocks of {_K}, and {k} is no multiple of that")
+    return k // _K * FOREIGN[fmt].block_bytes
+
+
+def notes(formats: Iterable[str]) -> tuple[str, ...]:
+    """What becomes of the foreign ones among a file's formats, one sentence each."""
+    found = sorted(set(formats) & FOREIGN.keys())
+    return tuple(f"{fmt} weights are held as {FOREIGN[fmt].target}, {_loss_text(FOREIGN[fmt].loss)}" for fmt in found)
+
+
+def _loss_text(loss: float) -> str:
+    return f"with a relative RMS error of at most {loss:.2%}" if loss else "without loss"
 
 
 def dequantize(fmt: str, rows: U8) -> F32:
@@ -246,14 +280,19 @@ def repack(fmt: str, rows: U8) -> tuple[str, U8, float]:
 
     The error is that of the weights, 0 where nothing was lost, and NaN for scales that are no numbers.
     """
-    foreign = FOREIGN[fmt]
-    parts = foreign.read(_blocks(fmt, rows))
-    blocks, values = foreign.pack(parts)
-    exact = parts.values().ravel()
-    delta = values.ravel() - exact
-    norm = float(np.dot(exact, exact))
-    error = (float(np.dot(delta, delta)) / norm) ** 0.5 if norm else 0.0
-    return foreign.target, np.ascontiguousarray(blocks).reshape(len(rows), -1), error
+    foreign, blocks = FOREIGN[fmt], _blocks(fmt, rows)
+    packed, lost, norm = [], 0.0, 0.0
+    for start in range(0, len(blocks), _AT_ONCE):
+        with np.errstate(over="ignore", invalid="ignore"):  # bad scales stay bad, and are found where all are checked
+            parts = foreign.read(blocks[start : start + _AT_ONCE])
+            raw, values = foreign.pack(parts)
+            exact = parts.values().ravel()
+            delta = values.ravel() - exact
+            lost += float(np.dot(delta, delta))
+            norm += float(np.dot(exact, exact))
+        packed.append(raw)
+    error = (lost / norm) ** 0.5 if norm else 0.0
+    return foreign.target, np.concatenate(packed).reshape(len(rows), -1), error
 
 
 def _blocks(fmt: str, rows: U8) -> U8:

@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetero.models.formats import FORMATS, StoredTensor, row_bytes
+from hetero.models.formats import FORMATS, StoredTensor
+from hetero.models.iquants import FOREIGN, kept_format, repack, stored_row_bytes
 
 Bytes = npt.NDArray[np.uint8]
 Read = Callable[[StoredTensor, int, Bytes], None]
@@ -50,7 +51,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that each lie in one piece, the first at byte `offset` of the tensor and the next `step` rows further on."""
+    """Rows that each lie in one piece, the first at byte `offset` of the tensor and the next `step` rows further on.
+
+    Those of formats that kernels do not compute with are repacked as they are read.
+    """
 
     stored: StoredTensor
     n: int
@@ -60,11 +64,13 @@ class Rows:
 
     @property
     def format(self) -> str:
-        return self.stored.format
+        return kept_format(self.stored.format)
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
-        size = row_bytes(self.format, self.k)
-        return spaced(read, self.stored, self.offset + start * self.step * size, size, stop - start, self.step)
+        stored = self.stored.format
+        size = stored_row_bytes(stored, self.k)
+        raw = spaced(read, self.stored, self.offset + start * self.step * size, size, stop - start, self.step)
+        return repack(stored, raw)[1] if stored in FOREIGN and len(raw) else raw
 
 
 @dataclass(frozen=True, slots=True)

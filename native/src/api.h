@@ -208,7 +208,7 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t size, con
         for (int64_t i = 0; i < n_tokens; i++) quantize_row(x + i * k, k, to, i);
         to.fill(&acts);
     }
-    kTileKernels[format](tile, k, acts, 0, n_tokens, out, kRows);
+    kTileKernels.one[format](tile, k, acts, 0, n_tokens, out, kRows);
     return HETERO_OK;
 }
 

@@ -74,18 +74,37 @@ struct ScalePanel {
     alignas(64) float m[2][kChunkBlocks][kRows];
 };
 
-// 16 bytes, one for each row, as float32 times d.
-template <bool Signed> HETERO_INLINE void put_products(float *to, const __m256 *d, __m128i bytes) {
+// d of 16 rows, and 16 bytes, one for each row, as float32 times d.
+#ifdef __AVX512F__
+using RowFloats = __m512;
+
+HETERO_INLINE RowFloats row_halves(const uint8_t *p) { return _mm512_cvtph_ps(load(p)); }
+HETERO_INLINE RowFloats negated_rows(RowFloats v) { return _mm512_xor_ps(v, _mm512_set1_ps(-0.f)); }
+
+template <bool Signed> HETERO_INLINE void put_products(float *to, RowFloats d, __m128i bytes) {
+    const __m512i wide = Signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
+    _mm512_store_ps(to, _mm512_mul_ps(d, _mm512_cvtepi32_ps(wide)));
+}
+#else
+struct RowFloats {
+    __m256 half[2];
+};
+
+HETERO_INLINE RowFloats row_halves(const uint8_t *p) { return {{halves(p), halves(p + 16)}}; }
+HETERO_INLINE RowFloats negated_rows(RowFloats v) { return {{negated(v.half[0]), negated(v.half[1])}}; }
+
+template <bool Signed> HETERO_INLINE void put_products(float *to, RowFloats d, __m128i bytes) {
     const __m128i upper = _mm_srli_si128(bytes, 8);
     const __m256 low = Signed ? signed_bytes_to_float(bytes) : bytes_to_float(bytes);
     const __m256 high = Signed ? signed_bytes_to_float(upper) : bytes_to_float(upper);
-    _mm256_store_ps(to, _mm256_mul_ps(d[0], low));
-    _mm256_store_ps(to + 8, _mm256_mul_ps(d[1], high));
+    _mm256_store_ps(to, _mm256_mul_ps(d.half[0], low));
+    _mm256_store_ps(to + 8, _mm256_mul_ps(d.half[1], high));
 }
+#endif
 
 inline void decode_sub4(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 d[2] = {halves(entry), halves(entry + 16)};
-    const __m256 m[2] = {negated(halves(entry + 32)), negated(halves(entry + 48))};
+    const RowFloats d = row_halves(entry);
+    const RowFloats m = negated_rows(row_halves(entry + 32));
     const __m128i low = _mm_set1_epi8(15), two = _mm_set1_epi8(0x30);
     for (int g = 0; g < 8; g++) {
         const __m128i lo = load128(entry + kSubLow + 16 * g), pair = load128(entry + kSubHigh + 16 * (g >> 1));
@@ -99,13 +118,13 @@ inline void decode_sub4(const uint8_t *entry, ScalePanel *out, int64_t at) {
 }
 
 inline void decode_sub6(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 d[2] = {halves(entry), halves(entry + 16)};
+    const RowFloats d = row_halves(entry);
     for (int g = 0; g < 16; g++) put_products<true>(out->d[g & 1][at + (g >> 1)], d, load128(entry + 32 + 16 * g));
 }
 
 inline void decode_sub2(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 d[2] = {halves(entry), halves(entry + 16)};
-    const __m256 m[2] = {negated(halves(entry + 32)), negated(halves(entry + 48))};
+    const RowFloats d = row_halves(entry);
+    const RowFloats m = negated_rows(row_halves(entry + 32));
     const __m128i low = _mm_set1_epi8(15);
     for (int g = 0; g < 16; g++) {
         const __m128i both = load128(entry + 64 + 16 * g);
@@ -116,7 +135,7 @@ inline void decode_sub2(const uint8_t *entry, ScalePanel *out, int64_t at) {
 
 // Q3_K (F: 16 groups of 16) and IQ4_XS (8 of 32).
 template <int F> inline void decode_six_bits(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    const __m256 d[2] = {halves(entry), halves(entry + 16)};
+    const RowFloats d = row_halves(entry);
     constexpr bool sixteens = kind_info(F).groups == 2;
     const __m128i low = _mm_set1_epi8(15), two = _mm_set1_epi8(0x30), zero = _mm_set1_epi8(32);
     for (int g = 0; g < (sixteens ? 16 : 8); g++) {

@@ -2,7 +2,7 @@
 // multiplies them by tiles of 16 tokens x 32 k. C tiles are loaded from and stored to the output itself. Fewer tokens
 // than kTileTokens, F32 and F16 go to the AVX-512 kernels.
 #pragma once
-#include "plain_avx512.h"
+#include "pairs_avx512.h"
 
 namespace {
 
@@ -165,6 +165,13 @@ void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, i
         product.run_tokens(n);
     }
     _tile_release();
+}
+
+template <int F>
+void pair_amx(const uint8_t *const *tiles, int64_t k, const Acts &acts, int64_t first, int64_t n, float *const *outs,
+              int64_t out_stride) {
+    if (acts.b && n >= kTileTokens) return one_by_one<F>(tiles, k, acts, first, n, outs, out_stride);
+    pair_kernel_512<F>()(tiles, k, acts, first, n, outs, out_stride);
 }
 
 }  // namespace

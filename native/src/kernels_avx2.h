@@ -181,6 +181,16 @@ template <Kind K, bool Panel> HETERO_INLINE void prefetch(const Ahead &to, int64
     _mm_prefetch(reinterpret_cast<const char *>(scale), _MM_HINT_T0);
 }
 
+// As prefetch without a panel, for the two tiles from which the next pair follows: `to` is of the second.
+template <Kind K> HETERO_INLINE void prefetch_pair(const Ahead &to, int64_t b) {
+    for (int64_t tile = 1; tile <= 2; tile++) {
+        const uint8_t *next = to.tile + tile * to.size;
+        for (int64_t i = 0; i < kind_bytes(K); i += 64)
+            _mm_prefetch(reinterpret_cast<const char *>(next + b * kind_bytes(K) + i), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char *>(next + to.blocks * kind_bytes(K) + b * to.scale_bytes), _MM_HINT_T1);
+    }
+}
+
 // A chunk of a tile: `count` blocks from first_block on. `codes` is where they lie, decoded or not.
 struct Chunk {
     const uint8_t *codes;

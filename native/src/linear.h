@@ -57,26 +57,36 @@ struct LinearJob {
     int64_t tiles(int m) const { return ceil_div(matrices[m]->n, kRows); }
     int64_t tile_size(int m) const { return tile_bytes(matrices[m]->format, matrices[m]->k); }
 
-    void run_tile(int m, int64_t tile, int64_t first, int64_t n) const {
+    // Tiles [begin, end) of a matrix.
+    void run_range(int m, int64_t begin, int64_t end, int64_t first, int64_t n) const {
         const hetero_matrix &w = *matrices[m];
-        const int64_t row = tile * kRows, valid = min64(kRows, w.n - row);
-        float *out = outs[m] + first * w.n + row;
-        float partial[kTokenBlock * kRows];
-        const bool whole = valid == kRows;
-        float *to = whole ? out : partial;
-        const int64_t stride = whole ? w.n : kRows;
-        kTileKernels[w.format](w.data + tile * tile_size(m), w.k, acts, first, n, to, stride);
+        const int64_t size = tile_size(m), whole = max64(begin, min64(end, w.n / kRows));
+        float *out = outs[m] + first * w.n + begin * kRows;
+        run_tiles(w.format, w.data + begin * size, size, whole - begin, w.k, acts, first, n, out, w.n);
         const float *bias = biases ? biases[m] : nullptr;
-        if (whole && !bias) return;
+        if (bias)
+            for (int64_t i = 0; i < n; i++)
+                for (int64_t r = 0; r < (whole - begin) * kRows; r++) out[i * w.n + r] += bias[begin * kRows + r];
+        if (whole < end) run_ragged(m, whole, first, n);
+    }
+
+    // The last tile of a matrix, of fewer than 16 rows.
+    void run_ragged(int m, int64_t tile, int64_t first, int64_t n) const {
+        const hetero_matrix &w = *matrices[m];
+        const int64_t row = tile * kRows;
+        float *out = outs[m] + first * w.n + row, partial[kTokenBlock * kRows];
+        kTileKernels.one[w.format](w.data + tile * tile_size(m), w.k, acts, first, n, partial, kRows);
+        const float *bias = biases ? biases[m] : nullptr;
         for (int64_t i = 0; i < n; i++)
-            for (int64_t r = 0; r < valid; r++) out[i * w.n + r] = to[i * stride + r] + (bias ? bias[row + r] : 0.f);
+            for (int64_t r = 0; r < w.n - row; r++)
+                out[i * w.n + r] = partial[i * kRows + r] + (bias ? bias[row + r] : 0.f);
     }
 
     // Tiles [begin, end), counted over all matrices.
-    void run_tiles(int64_t begin, int64_t end) const {
+    void run_part(int64_t begin, int64_t end) const {
         for (int m = 0; m < n_matrices && end > 0; m++) {
-            const int64_t count = tiles(m);
-            for (int64_t t = max64(begin, 0); t < min64(end, count); t++) run_tile(m, t, 0, n_tokens);
+            const int64_t count = tiles(m), from = max64(begin, 0), to = min64(end, count);
+            if (from < to) run_range(m, from, to, 0, n_tokens);
             begin -= count;
             end -= count;
         }
@@ -85,10 +95,7 @@ struct LinearJob {
     void run_strip(int64_t index, int64_t first, int64_t n) const {
         for (int m = 0; m < n_matrices; m++) {
             const int64_t count = ceil_div(tiles(m), strip);
-            if (index < count) {
-                for (int64_t t = index * strip; t < min64((index + 1) * strip, tiles(m)); t++) run_tile(m, t, first, n);
-                return;
-            }
+            if (index < count) return run_range(m, index * strip, min64((index + 1) * strip, tiles(m)), first, n);
             index -= count;
         }
     }
@@ -97,7 +104,7 @@ struct LinearJob {
         const auto *job = static_cast<LinearJob *>(context);
         if (job->n_tokens < kFewTokens) {
             for (int64_t begin, end; next_run(job->pool, job->total_tiles, job->total_tiles, &begin, &end);)
-                job->run_tiles(begin, end);
+                job->run_part(begin, end);
             return;
         }
         const int64_t all = job->strips * job->token_blocks;

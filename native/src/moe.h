@@ -120,9 +120,14 @@ struct MoeJob {
                     break;
                 }
                 const uint8_t *w = expert(e) + tile * (gate_tile + up_tile);
-                kTileKernels[bank->gate_format](w, bank->hidden, block, first, n, gate + half * kRows, kUnitRows);
-                kTileKernels[bank->up_format](w + gate_tile, bank->hidden, block, first, n, up + half * kRows,
-                                              kUnitRows);
+                const uint8_t *const tiles[2] = {w, w + gate_tile};
+                float *const outs[2] = {gate + half * kRows, up + half * kRows};
+                const int32_t formats[2] = {bank->gate_format, bank->up_format};
+                if (formats[0] == formats[1])
+                    kTileKernels.two[formats[0]](tiles, bank->hidden, block, first, n, outs, kUnitRows);
+                else
+                    for (int i = 0; i < 2; i++)
+                        kTileKernels.one[formats[i]](tiles[i], bank->hidden, block, first, n, outs[i], kUnitRows);
             }
             const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
             add_bias(bank->gate_bias, e, unit, length, n, gate);
@@ -157,9 +162,8 @@ struct MoeJob {
         for (int64_t a = 0; a < n_active; a++) {
             const int64_t first = offsets[active[a]], n = load(active[a]);
             const uint8_t *w = expert(active[a]) + bank->down_offset;
-            for (int64_t t = begin; t < end; t++)
-                kTileKernels[bank->down_format](w + t * down_tile, bank->inter, hidden, first, n,
-                                                y + first * strip_stride + (t - begin) * kRows, strip_stride);
+            run_tiles(bank->down_format, w + begin * down_tile, down_tile, end - begin, bank->inter, hidden, first, n,
+                      y + first * strip_stride, strip_stride);
         }
         const int64_t column = begin * kRows, count = min64(bank->hidden, end * kRows) - column;
         for (int64_t t = 0; t < n_tokens; t++) merge(t, column, count, y, strip_stride);
@@ -186,12 +190,14 @@ struct MoeJob {
         const auto *job = static_cast<MoeJob *>(context);
         const int64_t tiles = ceil_div(job->bank->hidden, kRows), all = job->n_active * tiles;
         for (int64_t i, end; next_run(job->pool, all, all, &i, &end);)
-            for (; i < end; i++) {
+            while (i < end) {  // those of one expert
                 const int32_t e = job->active[i / tiles];
-                const int64_t first = job->offsets[e], tile = i % tiles;
-                kTileKernels[job->bank->down_format](
-                    job->expert(e) + job->bank->down_offset + tile * job->down_tile, job->bank->inter, job->hidden,
-                    first, job->load(e), job->columns + first * tiles * kRows + tile * kRows, tiles * kRows);
+                const int64_t first = job->offsets[e], tile = i % tiles, count = min64(end - i, tiles - tile);
+                run_tiles(job->bank->down_format,
+                          job->expert(e) + job->bank->down_offset + tile * job->down_tile, job->down_tile, count,
+                          job->bank->inter, job->hidden, first, job->load(e),
+                          job->columns + first * tiles * kRows + tile * kRows, tiles * kRows);
+                i += count;
             }
     }
 

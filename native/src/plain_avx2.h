@@ -70,20 +70,31 @@ HETERO_INLINE void fp8_pair(const uint8_t *p, const __m256 *d, __m256 (*w)[2]) {
     }
 }
 
-// One token of an FP8 tile, from memory to registers.
-inline void fp8_one(const uint8_t *tile, int64_t k, const float *x, float *out) {
-    const uint8_t *scales = tile + scale_offset(HETERO_FP8_E4M3, k);
-    __m256 acc[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, d[2], w[2][2];
-    for (int64_t from = 0; from < k; from += kFp8Group, scales += 64) {
-        fp8_scale(scales, d);
-        for (int64_t j = from; j < min64(k, from + kFp8Group); j += 2, tile += 32) {
-            if (j % 4 == 0) prefetch_line(tile);
-            fp8_pair(tile, d, w);
-            for (int i = 0; i < 2 && j + i < k; i++)
-                for (int h = 0; h < 2; h++) acc[h] = _mm256_fmadd_ps(w[i][h], _mm256_set1_ps(x[j + i]), acc[h]);
-        }
+// One token of one FP8 tile or two, from memory to registers; two do not wait for each other's sums.
+template <int Tiles> void fp8_one(const uint8_t *const *tiles, int64_t k, const float *x, float *const *outs) {
+    const int64_t ahead = Tiles * tile_bytes(HETERO_FP8_E4M3, k);  // what comes next
+    __m256 acc[Tiles][2], d[Tiles][2], w[2][2];
+    for (int n = 0; n < Tiles; n++) acc[n][0] = acc[n][1] = _mm256_setzero_ps();
+    for (int64_t from = 0; from < k; from += kFp8Group) {
+        for (int n = 0; n < Tiles; n++)
+            fp8_scale(tiles[n] + scale_offset(HETERO_FP8_E4M3, k) + from / kFp8Group * 64, d[n]);
+        for (int64_t j = from; j < min64(k, from + kFp8Group); j += 2)
+#pragma GCC unroll 2
+            for (int n = 0; n < Tiles; n++) {
+                _mm_prefetch(reinterpret_cast<const char *>(tiles[n] + ahead + 16 * j), _MM_HINT_T0);
+                fp8_pair(tiles[n] + 16 * j, d[n], w);
+                for (int i = 0; i < 2 && j + i < k; i++)
+                    for (int h = 0; h < 2; h++) acc[n][h] = _mm256_fmadd_ps(w[i][h], _mm256_set1_ps(x[j + i]), acc[n][h]);
+            }
     }
-    for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + 8 * h, acc[h]);
+    for (int n = 0; n < Tiles; n++)
+        for (int h = 0; h < 2; h++) _mm256_storeu_ps(outs[n] + 8 * h, acc[n][h]);
+}
+
+inline void fp8_pair_avx2(const uint8_t *const *tiles, int64_t k, const Acts &acts, int64_t first, int64_t n,
+                          float *const *outs, int64_t out_stride) {
+    if (n != 1) return one_by_one<HETERO_FP8_E4M3>(tiles, k, acts, first, n, outs, out_stride);
+    fp8_one<2>(tiles, k, acts.x + acts.row(first) * acts.x_stride, outs);
 }
 
 // `count` k of an FP8 tile, whose scales are in entries from `scales` on, to a float32 panel [k][16].
@@ -126,7 +137,7 @@ template <int F>
 void plain_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                 int64_t out_stride) {
     const float *x = acts.x + acts.row(first) * acts.x_stride;
-    if (n == 1 && F == HETERO_FP8_E4M3) return fp8_one(tile, k, x, out);
+    if (n == 1 && F == HETERO_FP8_E4M3) return fp8_one<1>(&tile, k, x, &out);
     if (n == 1 && F != HETERO_F32) return plain_one<F>(tile, k, x, out);
     alignas(64) float decoded[kPlainChunk * kRows];
     for (int64_t b = 0; b < k; b += kPlainChunk) {

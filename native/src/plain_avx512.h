@@ -55,20 +55,6 @@ HETERO_INLINE void fp8_line_512(const uint8_t *p, __m512 d, __m512 *w) {
     }
 }
 
-inline void fp8_one_512(const uint8_t *tile, int64_t k, const float *x, float *out) {
-    const uint8_t *scales = tile + scale_offset(HETERO_FP8_E4M3, k);
-    __m512 acc = _mm512_setzero_ps(), w[4];
-    for (int64_t from = 0; from < k; from += kFp8Group, scales += 64) {
-        const __m512 d = fp8_scale_512(scales);
-        for (int64_t j = from; j < min64(k, from + kFp8Group); j += 4, tile += 64) {
-            prefetch_line(tile);
-            fp8_line_512(tile, d, w);
-            for (int i = 0; i < 4 && j + i < k; i++) acc = _mm512_fmadd_ps(w[i], _mm512_set1_ps(x[j + i]), acc);
-        }
-    }
-    _mm512_storeu_ps(out, acc);
-}
-
 inline void widen_fp8_512(const uint8_t *tile, const uint8_t *scales, int64_t count, float *panel) {
     __m512 w[4];
     for (int64_t from = 0; from < count; from += kFp8Group, scales += 64) {
@@ -101,19 +87,28 @@ void plain_tokens_512(const float *panel, int64_t first_k, int64_t count, const 
     for (int t = 0; t < T; t++) _mm512_storeu_ps(out + t * out_stride, acc[t]);
 }
 
+// `count` inputs of a tile from input `first` on, a multiple of kPlainChunk, as a float32 panel [k][16]: where it lies.
+template <int F>
+const float *plain_panel_512(const uint8_t *tile, int64_t k, int64_t first, int64_t count, float *decoded) {
+    const uint8_t *from = tile + first / kBlock * code_bytes(F);
+    if (F == HETERO_F32) return reinterpret_cast<const float *>(from);
+    if (F == HETERO_FP8_E4M3)
+        widen_fp8_512(from, tile + scale_offset(F, k) + first / kFp8Group * 64, count, decoded);
+    else
+        widen_lines_512<F>(from, (count + 1) / 2, decoded);
+    return decoded;
+}
+
 template <int F>
 void plain_avx512(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                   int64_t stride) {
     const float *x = acts.x + acts.row(first) * acts.x_stride;
-    if (n == 1 && F == HETERO_FP8_E4M3) return fp8_one_512(tile, k, x, out);
+    if (n == 1 && F == HETERO_FP8_E4M3) return fp8_one<1>(&tile, k, x, &out);
     if (n == 1 && F != HETERO_F32) return plain_one_512<F>(tile, k, x, out);
     alignas(64) float decoded[kPlainChunk * kRows];
     for (int64_t b = 0; b < k; b += kPlainChunk) {
         const int64_t count = min64(kPlainChunk, k - b);
-        const uint8_t *from = tile + b / kBlock * code_bytes(F);
-        if (F == HETERO_FP8_E4M3) widen_fp8_512(from, tile + scale_offset(F, k) + b / kFp8Group * 64, count, decoded);
-        else if (F != HETERO_F32) widen_lines_512<F>(from, (count + 1) / 2, decoded);
-        const float *panel = F == HETERO_F32 ? reinterpret_cast<const float *>(from) : decoded;
+        const float *panel = plain_panel_512<F>(tile, k, b, count, decoded);
         int64_t t = 0;
         for (; t + 8 <= n; t += 8) plain_tokens_512<8>(panel, b, count, acts, first + t, out + t * stride, stride);
         for (; t + 4 <= n; t += 4) plain_tokens_512<4>(panel, b, count, acts, first + t, out + t * stride, stride);

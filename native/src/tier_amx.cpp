@@ -8,6 +8,10 @@ template <int F> constexpr TileKernel tile_kernel() {
     if constexpr (F == HETERO_F32 || F == HETERO_F16) return plain_avx512<F>;
     else return tile_amx<F>;
 }
+template <int F> constexpr PairKernel pair_kernel() {
+    if constexpr (F == HETERO_F32 || F == HETERO_F16) return pair_kernel_512<F>();
+    else return pair_amx<F>;
+}
 const TileTable kTileKernels = tile_table();
 }  // namespace
 

@@ -7,6 +7,10 @@ template <int F> constexpr TileKernel tile_kernel() {
     if constexpr (is_plain(F)) return plain_avx2<F>;
     else return tile_avx2<F>;
 }
+template <int F> constexpr PairKernel pair_kernel() {
+    if constexpr (F == HETERO_FP8_E4M3) return fp8_pair_avx2;
+    else return one_by_one<F>;
+}
 const TileTable kTileKernels = tile_table();
 }  // namespace
 

@@ -1,5 +1,5 @@
 // The avx512 tier: AVX-512 F, BW, DQ, VL and VNNI.
-#include "plain_avx512.h"
+#include "pairs_avx512.h"
 
 namespace {
 const char *const kTierName = "avx512";
@@ -7,6 +7,7 @@ template <int F> constexpr TileKernel tile_kernel() {
     if constexpr (is_plain(F)) return plain_avx512<F>;
     else return tile_avx512<F>;
 }
+template <int F> constexpr PairKernel pair_kernel() { return pair_kernel_512<F>(); }
 const TileTable kTileKernels = tile_table();
 }  // namespace
 

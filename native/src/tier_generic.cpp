@@ -4,6 +4,9 @@
 namespace {
 const char *const kTierName = "generic";
 template <int F> constexpr TileKernel tile_kernel() { return generic_kernel<F>(); }
+template <int F> constexpr PairKernel pair_kernel() {
+    return one_by_one<F>;
+}
 const TileTable kTileKernels = tile_table();
 }  // namespace
 

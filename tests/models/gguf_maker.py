@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from hetero.native import row_bytes
+from hetero.models.iquants import stored_row_bytes
 
 U8 = npt.NDArray[np.uint8]
 SCALES = {
@@ -30,6 +30,16 @@ SCALES = {
 }
 """Bytes of a block, weights in it, and where its fp16 scales are."""
 ALL_FORMATS = ("F32", "F16", "BF16", *SCALES)
+REPACKED = {
+    "IQ1_S": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "TQ2_0": (64,),
+}
+"""Formats that are held in another one, and where their fp16 scale is; their rows are of one block of 256."""
 
 
 @dataclass
@@ -55,14 +65,14 @@ class Shape:
 
 def random_rows(rng: np.random.Generator, format: str, n: int, k: int) -> U8:
     """Raw rows [n, row bytes]: random codes and finite scales of about 0.01."""
-    if format not in SCALES:
+    if format not in SCALES and format not in REPACKED:
         values = rng.standard_normal((n, k)).astype(np.float32) * 0.05
         if format == "F32":
             return values.view(np.uint8)
         if format == "F16":
             return values.astype(np.float16).view(np.uint8)
         return np.ascontiguousarray((values.view(np.uint32) >> 16).astype(np.uint16)).view(np.uint8)
-    size, block, scales = SCALES[format]
+    size, block, scales = SCALES[format] if format in SCALES else (stored_row_bytes(format, 256), 256, REPACKED[format])
     blocks = rng.integers(0, 256, (n * k // block, size), dtype=np.uint8)
     for at in scales:
         values = rng.uniform(0.001, 0.02, len(blocks)).astype(np.float16)
@@ -80,7 +90,11 @@ def write(path: Path, shape: Shape) -> Path:
 
     def matrix(name: str, format: str, n: int, k: int, experts: int = 0) -> None:
         count = n * max(1, experts)
-        rows = np.zeros((count, row_bytes(format, k)), np.uint8) if shape.blank else random_rows(rng, format, count, k)
+        rows = (
+            np.zeros((count, stored_row_bytes(format, k)), np.uint8)
+            if shape.blank
+            else random_rows(rng, format, count, k)
+        )
         shape.raw[name] = rows
         data = rows.reshape(experts, n, -1) if experts else rows
         if format in ("F32", "F16"):

@@ -9,10 +9,11 @@ import pytest
 
 from hetero.machine.types import ModelError
 from hetero.models.convert import convert
+from hetero.models.iquants import kept_format, repack
 from hetero.models.load import Model, load_model, open_model
 from hetero.models.store import Store
 from hetero.native import Kernels
-from tests.models.gguf_maker import ALL_FORMATS, Shape, write
+from tests.models.gguf_maker import ALL_FORMATS, REPACKED, Shape, write
 from tests.tiny import tiny_gguf, tiny_hf
 
 
@@ -53,6 +54,21 @@ def test_codes_come_back_out_of_a_store_bit_for_bit(tmp_path: Path, kernels: Ker
         matrix = model.matrices[f"{ours}.weight"]
         rows = kernels.unpack(matrix.format, matrix.data, matrix.n, matrix.k)
         assert np.array_equal(rows, shape.raw[f"{theirs}.weight"])
+
+
+@pytest.mark.parametrize("format", REPACKED)
+def test_formats_that_kernels_lack_are_held_as_the_nearest_kept_one(
+    tmp_path: Path, kernels: Kernels, format: str
+) -> None:
+    shape = Shape(layers=1, experts=2, gate=format, up="Q4_0", down=format, dense=format)
+    report = convert(write(tmp_path / "m.gguf", shape), experts="keep", kernels=kernels)
+    assert len(report.notes) == 1
+    assert f"{format} weights are held as {kept_format(format)}" in report.notes[0]
+    model = load(tmp_path / "m.hetero", kernels)
+    for expert in range(shape.experts):
+        down = shape.raw["blk.0.ffn_down_exps.weight"].reshape(shape.experts, 256, -1)[expert]
+        assert np.array_equal(unpacked_expert(model, 0, expert)[2], repack(format, down)[1])
+    same_after_conversion(tmp_path / "m.gguf", kernels)
 
 
 def test_store_and_checkpoint_load_to_the_same_model(tmp_path: Path, kernels: Kernels) -> None:

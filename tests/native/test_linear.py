@@ -5,6 +5,7 @@ import pytest
 
 from hetero.native import FORMATS, Kernels, PackedMatrix, Pool
 from tests.native.weights import (
+    THINNED,
     USABLE,
     WITH_MINIMUM,
     as_read,
@@ -42,14 +43,24 @@ def product(kernels, pool, matrix, x, bias=None):
     return out
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", THINNED)
 def test_products_are_within_rounding_of_float64_for_every_shape(kernels, pool, fmt):
+    check_products(kernels, pool, fmt, TOKENS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_products_of_all_formats_and_513_tokens(kernels, pool, fmt):
+    check_products(kernels, pool, fmt, (*TOKENS, 513))
+
+
+def check_products(kernels, pool, fmt, token_counts):
     for n, k in SHAPES[fmt]:
         rows = raw_rows(fmt, n, k, n + k)
         weights, matrix = dequantized(fmt, rows, n, k).astype(np.float64), packed(kernels, fmt, rows, n, k)
         steps = k if FORMATS[fmt].plain else 8 * k / 32
-        x = normal(np.random.default_rng(k), max(TOKENS), k)
-        for tokens in TOKENS:
+        x = normal(np.random.default_rng(k), max(token_counts), k)
+        for tokens in token_counts:
             read = as_read(fmt, x[:tokens])
             bound = (steps + 4) * 2.0**-24 * (np.abs(read) @ _magnitude(fmt, rows, n, k, weights).T)
             assert (np.abs(product(kernels, pool, matrix, x[:tokens]) - read @ weights.T) <= bound).all()
@@ -63,7 +74,7 @@ def _magnitude(fmt, rows, n, k, weights):
     return np.broadcast_to(2 * np.abs(weights).reshape(n, -1, group).max(-1).repeat(group, axis=-1), (n, k))
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", THINNED)
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_with_any_threads(kernels, fmt):
     n, k = 120, 2304
     matrix = packed(kernels, fmt, raw_rows(fmt, n, k), n, k)
@@ -77,7 +88,7 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_with_any_threads(kernels
             assert np.array_equal(part, whole[start : start + count])
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", THINNED)
 def test_extreme_codes_do_not_overflow(kernels, pool, fmt):
     k = 512
     info = FORMATS[fmt]
@@ -102,7 +113,7 @@ def test_extreme_codes_do_not_overflow(kernels, pool, fmt):
             ).all()
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", THINNED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_activation_spoils_its_own_token_only(kernels, pool, fmt, bad):
     n, k = 24, 256
@@ -117,7 +128,7 @@ def test_a_bad_activation_spoils_its_own_token_only(kernels, pool, fmt, bad):
         assert np.array_equal(spoilt[kept], clean[kept])
 
 
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", THINNED)
 def test_tiers_agree(fmt):
     rows, x = raw_rows(fmt, 48, 768), normal(np.random.default_rng(7), 20, 768)
     results = []
@@ -130,7 +141,7 @@ def test_tiers_agree(fmt):
 
 
 @pytest.mark.skipif(not {"avx2", "avx512"} <= set(USABLE), reason="NOT TESTED: this CPU lacks AVX-512")
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", THINNED)
 def test_avx512_gives_the_bits_of_avx2(fmt):
     libraries = [Kernels("avx2"), Kernels("avx512")]
     for n, k in ((48, 768), (40, 2304)) if not FORMATS[fmt].plain else ((33, 301), (9, 1)):

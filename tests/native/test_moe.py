@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from hetero.native import FORMATS as ALL
 from hetero.native import ExpertBank, Kernels, Pool
 from tests.native.weights import USABLE, as_read, bank, cpus, normal
 
@@ -54,20 +55,37 @@ FORMATS = [
     ("Q8_0", "Q5_0", "Q4_1"),
     ("Q5_1", "F16", "Q5_K"),
     ("Q4_0", "Q8_0", "BF16"),
+    ("Q2_K", "Q2_K", "Q3_K"),
+    ("IQ4_XS", "IQ4_XS", "IQ4_NL"),
+    ("MXFP4", "MXFP4", "NVFP4"),
+    ("FP8_E4M3", "FP8_E4M3", "FP8_E4M3"),
+    ("I4_32", "U4_64_F16", "I4_128"),
 ]
 
 
 @pytest.mark.parametrize("formats", FORMATS)
 def test_experts_agree_with_numpy(kernels, pool, formats):
+    check_experts(kernels, pool, formats, (1, 2, 7, 60))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fmt", ALL)
+def test_experts_of_every_format_and_token_count(kernels, pool, fmt):
+    check_experts(kernels, pool, (fmt,) * 3, (0, 1, 2, 3, 5, 8, 16, 17, 33, 64, 513))
+
+
+def check_experts(kernels, pool, formats, token_counts):
+    """Against float64, with experts that no token goes to, and with all tokens in one expert."""
     experts, *dense = bank(kernels, formats, EXPERTS, HIDDEN, INTER)
-    plain = formats[2] in ("F32", "F16", "BF16")
-    for tokens in (1, 2, 7, 60):
+    for tokens in token_counts:
         x = normal(np.random.default_rng(tokens), tokens, HIDDEN)
-        ids, weights = routes(tokens, tokens)
-        expected = reference(experts, *dense, x, ids, weights)
-        # a quantised intermediate may round one code the other way: one step of 127
-        allowed = (2e-5 if plain else 1e-2) * expected.std()
-        assert np.abs(run(kernels, pool, experts, x, ids, weights) - expected).max() <= allowed
+        none = np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32)
+        scattered = routes(tokens, tokens, EXPERTS - 2) if tokens else none
+        for ids, weights in (scattered, (np.full((tokens, 1), 4, np.int32), np.ones((tokens, 1), np.float32))):
+            expected = reference(experts, *dense, x, ids, weights)
+            # a quantised intermediate may round one code the other way: one step of 127
+            allowed = (2e-5 if ALL[formats[2]].plain else 1e-2) * expected.std() if tokens else 0
+            assert (np.abs(run(kernels, pool, experts, x, ids, weights) - expected) <= allowed).all()
 
 
 @pytest.mark.parametrize("formats", [("F32",) * 3, ("Q4_0",) * 3, ("Q4_K", "Q4_K", "Q6_K")])

@@ -31,6 +31,8 @@ HALVES = {
 """Where a format has fp16 or bf16 scales, other than at 0."""
 WITH_MINIMUM = ("Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K", *(fmt for fmt in FORMATS if fmt.startswith("U4")))
 Array = npt.NDArray[Any]
+THINNED = [f for f, i in FORMATS.items() if i.kernel == f or f in ("I4_64", "I4_128_F16", "U4_32_F16", "U4_128")]
+"""The formats without those that share both inner loop and kind of scales with another; the rest run in `make soak`."""
 
 
 def cpus(count: int) -> list[int]:
