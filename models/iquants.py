@@ -292,7 +292,10 @@ def repack(fmt: str, rows: U8) -> tuple[str, U8, float]:
             norm += float(np.dot(exact, exact))
         packed.append(raw)
     error = (lost / norm) ** 0.5 if norm else 0.0
-    return foreign.target, np.concatenate(packed).reshape(len(rows), -1), error
+    out = np.empty((len(rows), row_bytes(foreign.target, rows.shape[1] // foreign.block_bytes * _K)), np.uint8)
+    if packed:
+        np.concatenate(packed, out=out.reshape(len(blocks), -1))
+    return foreign.target, out, error
 
 
 def _blocks(fmt: str, rows: U8) -> U8:

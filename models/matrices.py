@@ -70,7 +70,7 @@ class Rows:
         stored = self.stored.format
         size = stored_row_bytes(stored, self.k)
         raw = spaced(read, self.stored, self.offset + start * self.step * size, size, stop - start, self.step)
-        return repack(stored, raw)[1] if stored in FOREIGN and len(raw) else raw
+        return repack(stored, raw)[1] if stored in FOREIGN else raw
 
 
 @dataclass(frozen=True, slots=True)

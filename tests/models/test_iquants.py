@@ -59,6 +59,7 @@ def test_ternary_weights_of_llama_cpp_are_kept_exactly():
 
 def test_a_block_of_zeros_has_no_error_and_a_bad_scale_shows():
     rows = random_rows("IQ3_S")
+    assert repack("IQ3_S", rows[:0])[1].shape == (0, 4 * 256 // 32 * 20)
     rows[:] = 0
     assert repack("IQ3_S", rows)[2] == 0
     rows[:, 1] = 0x7C  # infinite

@@ -56,7 +56,7 @@ def test_the_tier_uses_what_it_is_for(tier):
 
 
 def test_sums_of_many_tokens_stay_in_registers(tier):
-    """In the loops of eight tokens, and of six with two tiles, nothing is written to memory between the first product and
+    """In the loops of eight tokens, and of six with two tiles, nothing is written between the first product and
     the last but counters."""
     name, text = tier
     if name != "avx512":
