@@ -12,7 +12,7 @@ from pathlib import Path
 from hetero.machine.types import ModelError
 from hetero.models.families.common import FusedExperts
 from hetero.models.float_codes import Fp8Rows, Mxfp4Rows
-from hetero.models.formats import StoredTensor, n_elements, row_bytes
+from hetero.models.formats import StoredTensor, n_elements
 from hetero.models.iquants import stored_row_bytes
 from hetero.models.matrices import Columns, Matrix, Rows, Spread
 from hetero.models.quantisation import Hints, fp8_grid, require

@@ -193,7 +193,9 @@ def test_machine_file_that_lacks_a_fact_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cuda", [False, True])
-def test_a_torch_with_cuda_is_known_by_its_library(cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_with_cuda_is_known_by_its_library(
+    cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / ("libtorch_cuda.so" if cuda else "libtorch_cpu.so")).touch()
     spec = ModuleSpec("torch", None, is_package=True)
