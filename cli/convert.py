@@ -18,8 +18,9 @@ from hetero.machine.units import size_text
 if TYPE_CHECKING:
     from hetero.machine.advice import Case
     from hetero.models.conversion import ConvertReport
+    from hetero.models.treatment import Treatment
 
-Experts = Literal["keep", "q4", "q8", "bf16"]
+Experts = Literal["keep", "q4", "q8", "bf16", "mixed"]
 
 
 def convert(
@@ -31,8 +32,16 @@ def convert(
         ),
     ] = None,
     experts: Annotated[
-        Experts, typer.Option("--experts", help="Format of the experts; keep rearranges them without loss.")
+        Experts, typer.Option("--experts", help="Format of the experts; keep only rearranges them.")
     ] = "keep",
+    bits: Annotated[
+        float | None,
+        typer.Option("--bits", metavar="X", help="Average bits per weight of mixed experts, by default 5.5."),
+    ] = None,
+    dense: Annotated[
+        str | None,
+        typer.Option("--dense", metavar="FORMAT", help="Format of the dense matrices: keep, q4, q8, bf16, f16 or f32."),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check a store (SRC), or the one just written.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace another store, and go on though space seems short.")
@@ -44,6 +53,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint into a store, which loads at once."""
     from hetero.models.store import is_store
+    from hetero.models.treatment import checked
 
     src = _path(source, "SRC")
     dst = None if destination is None else _path(destination, "DST")
@@ -52,9 +62,9 @@ def convert(
             raise UsageError("--verify of a store takes no DST", f"hetero convert {shlex.quote(source)} --verify")
         _verify(src, json)
     elif dry_run:
-        _dry_run(src, dst, experts, json)
+        _dry_run(src, dst, checked(experts, dense, bits), json)
     else:
-        _convert(src, dst, experts, verify, force, json)
+        _convert(src, dst, checked(experts, dense, bits), verify, force, json)
 
 
 def _path(text: str, what: str) -> Path:
@@ -63,14 +73,23 @@ def _path(text: str, what: str) -> Path:
     return Path(text)
 
 
-def _convert(src: Path, dst: Path | None, experts: Experts, check: bool, force: bool, as_json: bool) -> None:
+def _convert(src: Path, dst: Path | None, how: Treatment, check: bool, force: bool, as_json: bool) -> None:
     from hetero.models.convert import convert as run
     from hetero.models.store import verify
     from hetero.native import Kernels, choose_tier
 
     kernels = Kernels(choose_tier(None))
     with output.progress("converting") as progress:
-        report = run(src, dst, experts=experts, kernels=kernels, progress=progress, force=force)
+        report = run(
+            src,
+            dst,
+            experts=how.experts,
+            dense=how.dense,
+            bits=how.bits,
+            kernels=kernels,
+            progress=progress,
+            force=force,
+        )
     known.remember(report.path, src)
     if check:
         with output.progress("verifying") as progress:
@@ -78,21 +97,29 @@ def _convert(src: Path, dst: Path | None, experts: Experts, check: bool, force: 
     if as_json:
         output.json_result("hetero.convert", _body(report, check))
     else:
-        _show(report, check)
+        _show(report, src, check)
 
 
 def _body(report: ConvertReport, verified: bool) -> dict[str, object]:
     body = dataclasses.asdict(report)
     errors = [{"layer": layer, "relative_rms": error} for layer, error in sorted(report.errors.items())]
-    return body | {"path": str(report.path), "errors": errors, "verified": verified}
+    formats = {str(layer): fmt for layer, fmt in sorted(report.formats.items())}
+    return body | {"path": str(report.path), "errors": errors, "formats": formats, "verified": verified}
 
 
-def _show(report: ConvertReport, verified: bool) -> None:
+def _show(report: ConvertReport, source: Path, verified: bool) -> None:
     for text in report.notes:
         output.note(text)
     if report.errors:
-        rows = [(str(layer), f"{error:.3%}") for layer, error in sorted(report.errors.items())]
-        output.table(rows, headers=("layer", f"error of {report.experts} experts (relative RMS)"), right=(0, 1))
+        chosen = report.formats
+        rows = [
+            (str(layer), *((chosen[layer],) if chosen else ()), f"{error:.3%}")
+            for layer, error in sorted(report.errors.items())
+        ]
+        headers = ("layer", *(("format",) if chosen else ()), f"error of {report.experts} experts (relative RMS)")
+        output.table(rows, headers=headers, right=(0, len(headers) - 1))
+    if report.dense_error is not None:
+        output.note(f"error of the dense matrices (relative RMS): {report.dense_error:.3%}")
     if report.resumed_files:
         output.note(f"{report.resumed_files} files were there from an interrupted run")
     _note_text(report.path)
@@ -101,6 +128,12 @@ def _show(report: ConvertReport, verified: bool) -> None:
     output.success(
         f"{state}{' and verified' if verified else ''}, {sizes}; hetero chat {shlex.quote(str(report.path))}"
     )
+    both = size_text(report.source_file_bytes + report.store_bytes)
+    if verified:
+        output.note(f"both copies take {both}; the store is whole, so {source} may be deleted")
+    else:
+        check = f"hetero convert {shlex.quote(str(report.path))} --verify"
+        output.note(f"both copies take {both}; {check} says whether the source may be deleted")
     output.result(str(report.path))
 
 
@@ -127,21 +160,25 @@ def _verify(store: Path, as_json: bool) -> None:
         body = {"path": str(report.path), "fingerprint": report.fingerprint, "store_bytes": report.bytes}
         output.json_result("hetero.convert", body | {"verified": True})
     else:
-        output.success(f"{report.files} files, {size_text(report.bytes)}: every byte is as it was written")
+        whole = f"{report.files} files, {size_text(report.bytes)}: every byte is as it was written"
+        output.success(f"{whole}; the checkpoint it was made from may be deleted")
         output.result(str(report.path))
 
 
-def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> None:
-    """What a conversion would write, from headers alone."""
+def _dry_run(src: Path, dst: Path | None, how: Treatment, as_json: bool) -> None:
+    """What a conversion would write: from headers alone, but for mixed experts, whose errors are measured."""
     from hetero.models.checkpoint import open_checkpoint
     from hetero.models.destination import Destination, default_destination
-    from hetero.models.layout import make_layout
+    from hetero.models.treatment import planned, treated_index
+    from hetero.native import Kernels, choose_tier
 
-    with contextlib.closing(open_checkpoint(src)) as checkpoint:
-        index, mtp = checkpoint.index, checkpoint.mtp
     path = default_destination(src) if dst is None else dst
-    Destination(path.absolute()).check_parent()
-    layout = make_layout(index, experts, mtp)
+    with contextlib.closing(open_checkpoint(src)) as checkpoint, output.progress("measuring") as progress:
+        Destination(path.absolute()).check_parent()
+        index, mtp = checkpoint.index, checkpoint.mtp
+        if how.experts == "mixed":
+            how = planned(how, checkpoint, Kernels(choose_tier(None)), progress)
+        layout = how.layout(checkpoint)
     sizes = {
         "source_bytes": sum(tensor.n_bytes for tensor in index.tensors) + sum(tensor.n_bytes for tensor in mtp),
         "dense_bytes": layout.dense_bytes,
@@ -149,7 +186,8 @@ def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> No
         "mtp_bytes": layout.mtp_bytes,
         "free_bytes": shutil.disk_usage(path.absolute().parent).free,
     }
-    case, plan = _plan_of_store(index, experts)
+    experts = how.label
+    case, plan = _plan_of_store(treated_index(index, layout))
     if as_json:
         body = {"path": str(path), "experts": experts, "dry_run": True, **sizes}
         made = plan_view.plan_body(case, plan, inputs={"model": str(src), "machine": {}})
@@ -163,15 +201,13 @@ def _dry_run(src: Path, dst: Path | None, experts: Experts, as_json: bool) -> No
     plan_view.show_briefly(plan)
 
 
-def _plan_of_store(index: ModelIndex, experts: Experts) -> tuple[Case, Plan]:
+def _plan_of_store(index: ModelIndex) -> tuple[Case, Plan]:
     """What the store would need and do here; the same plan as every command's."""
     from hetero.cli.history import calibrated
     from hetero.cli.rates import with_known_rates
     from hetero.machine.advice import Case
     from hetero.machine.probe import probe
-    from hetero.models.layout import EXPERT_TARGETS
 
     machine = with_known_rates(probe(quick=True))
-    request = calibrated(PlanRequest(experts=EXPERT_TARGETS.get(experts)), machine)
-    case = Case(index, machine, request)
+    case = Case(index, machine, calibrated(PlanRequest(), machine))
     return case, case.plan()

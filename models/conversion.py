@@ -45,6 +45,12 @@ class ConvertReport:
     already_converted: bool = False
     errors: dict[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    formats: dict[int, str] = field(default_factory=dict)
+    """The format of each layer's experts, where one was chosen for each (mixed)."""
+    dense_error: float | None = None
+    """The relative RMS error of the dense matrices that were quantised."""
+    source_file_bytes: int = 0
+    """What the source's files take on disk; with the store, what keeping both needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Conversion:
     experts: str
     kernels: Kernels
     progress: Progress
+    mixed: bool = False
     key: str = ""
     resumed: int = 0
     results: dict[str, Packed] = field(default_factory=dict)
@@ -253,7 +260,8 @@ class Conversion:
 
     def _report(self, manifest: Manifest, already: bool = False) -> ConvertReport:
         by_file = {slot.file: slot.layer for slot in self.layout.layers}
-        errors = {by_file[file]: r.error for file, r in self.results.items() if r.error is not None}
+        errors = {by_file[f]: r.error for f, r in self.results.items() if f in by_file and r.error is not None}
+        dense = self.results.get(DENSE_FILE)
         return ConvertReport(
             path=self.target.path,
             fingerprint=manifest.fingerprint,
@@ -264,6 +272,9 @@ class Conversion:
             already_converted=already,
             errors=errors,
             notes=self.source.notes,
+            formats={slot.layer: slot.gate_format for slot in self.layout.layers} if self.mixed else {},
+            dense_error=dense.error if dense else None,
+            source_file_bytes=sum(path.stat().st_size for path in self.source.files),
         )
 
 

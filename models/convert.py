@@ -16,11 +16,11 @@ from hetero.machine.types import TierError, UsageError
 from hetero.models.checkpoint import open_checkpoint
 from hetero.models.conversion import Conversion, ConvertReport
 from hetero.models.destination import Destination, default_destination
-from hetero.models.layout import EXPERT_TARGETS, make_layout
 from hetero.models.load import load_source_text
 from hetero.models.lock import locked
 from hetero.models.progress import Progress, silent
 from hetero.models.store import VerifyReport, is_store, verify
+from hetero.models.treatment import MIXED, checked, planned
 from hetero.native import Kernels
 
 __all__ = ["ConvertReport", "VerifyReport", "convert", "verify"]
@@ -34,27 +34,38 @@ def convert(
     dst: Path | None = None,
     *,
     experts: str = "keep",
+    dense: str | None = None,
+    bits: float | None = None,
     kernels: Kernels,
     progress: Progress | None = None,
     force: bool = False,
 ) -> ConvertReport:
     """Converts the checkpoint `src` into the store `dst` (default: beside it), or finishes an interrupted run.
 
-    `experts` keeps the source's formats or quantises the experts (q4, q8, bf16). `force` skips the check for free
-    space and replaces a different store at `dst`. Raises UsageError, ModelError (bad source) or TierError (disk
+    `experts` keeps the source's formats or quantises the experts (q4, q8, bf16, or mixed within `bits` on average);
+    `dense` is a format for the dense matrices. `force` skips the check for free space and replaces a different store
+    at `dst`. Raises UsageError, ModelError (bad source) or TierError (disk
     full, not writable, in use by another process); finished layers then stay in `DST.tmp` for the next run.
     """
-    if experts != "keep" and experts not in EXPERT_TARGETS:
-        raise UsageError(f"unknown treatment of experts {experts!r}", "use keep, q4, q8 or bf16")
+    treatment = checked(experts, dense, bits)
     if is_store(src):
         raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
     target = Destination(dst.absolute() if dst is not None else default_destination(src))
     with closing(open_checkpoint(src)) as source, _disk_errors(target), tempfile.TemporaryDirectory() as scratch:
         load_source_text(source).save(Path(scratch))
         target.check_parent()
-        layout = make_layout(source.index, experts, source.mtp)
+        treatment = planned(treatment, source, kernels, progress or silent)
         with locked(target.lock):
-            job = Conversion(source, target, layout, Path(scratch), experts, kernels, progress or silent)
+            job = Conversion(
+                source,
+                target,
+                treatment.layout(source),
+                Path(scratch),
+                treatment.label,
+                kernels,
+                progress or silent,
+                mixed=treatment.experts == MIXED,
+            )
             return job.run(force)
 
 

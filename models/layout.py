@@ -6,7 +6,7 @@ what it will write before it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -153,15 +153,21 @@ def rows_per_piece(format: str, k: int) -> int:
     return max(TILE_ROWS, PIECE_SOURCE_BYTES // row_bytes(format, k) // TILE_ROWS * TILE_ROWS)
 
 
-def make_layout(index: ModelIndex, experts: str = "keep", mtp: Sequence[StoredTensor] = ()) -> Layout:
+def make_layout(
+    index: ModelIndex,
+    experts: Mapping[int, str] | None = None,
+    dense: str | None = None,
+    mtp: Sequence[StoredTensor] = (),
+) -> Layout:
     """Lays out every tensor of `index` (and `mtp`, as it lies in the source) in name order.
 
-    Raises UsageError for a mode that the shapes do not allow.
+    `experts` are other formats than the source's for layers of experts, `dense` one for the dense matrices whose rows
+    it can hold. Raises UsageError for experts whose shapes do not allow it.
     """
     tensors = sorted(index.tensors, key=lambda info: info.name)
     return Layout(
-        dense=_place_dense(info for info in tensors if info.role == "dense"),
-        layers=tuple(_place_layers([info for info in tensors if info.role == "expert"], experts)),
+        dense=_place_dense((info for info in tensors if info.role == "dense"), dense),
+        layers=tuple(_place_layers([info for info in tensors if info.role == "expert"], experts or {})),
         small=tuple(info for info in tensors if info.role == "small"),
         mtp=_place_mtp(mtp),
     )
@@ -176,19 +182,20 @@ def _place_mtp(tensors: Iterable[StoredTensor]) -> tuple[MtpSlot, ...]:
     return tuple(slots)
 
 
-def _place_dense(tensors: Iterable[TensorInfo]) -> tuple[MatrixSlot, ...]:
+def _place_dense(tensors: Iterable[TensorInfo], target: str | None) -> tuple[MatrixSlot, ...]:
     slots: list[MatrixSlot] = []
     offset = 0
     for info in tensors:
         n, k = matrix_dims(info.shape)
-        length = packed_bytes(info.format, n, k)
+        format = info.format if target is None or k % FORMATS[target].block_k else target
+        length = packed_bytes(format, n, k)
         rows = rows_per_piece(info.format, k)
-        slots.append(MatrixSlot(info.name, info.shape, info.format, n, k, offset, length, rows))
+        slots.append(MatrixSlot(info.name, info.shape, format, n, k, offset, length, rows))
         offset = align(offset + length)
     return tuple(slots)
 
 
-def _place_layers(tensors: list[TensorInfo], experts: str) -> list[LayerSlot]:
+def _place_layers(tensors: list[TensorInfo], experts: Mapping[int, str]) -> list[LayerSlot]:
     by_name = {info.name: info for info in tensors}
     layers = sorted({int(name.split(".")[2]) for name in by_name})
     slots = []
@@ -200,13 +207,13 @@ def _place_layers(tensors: list[TensorInfo], experts: str) -> list[LayerSlot]:
         n_experts, inter, hidden = gate.shape
         if up.shape != gate.shape or down.shape != (n_experts, hidden, inter):
             raise ModelError(f"layer {layer}: expert shapes {gate.shape}, {up.shape}, {down.shape} do not fit together")
-        slots.append(_layer_slot(layer, (gate, up, down), experts))
+        slots.append(_layer_slot(layer, (gate, up, down), experts.get(layer)))
     return slots
 
 
-def _layer_slot(layer: int, infos: tuple[TensorInfo, TensorInfo, TensorInfo], experts: str) -> LayerSlot:
+def _layer_slot(layer: int, infos: tuple[TensorInfo, TensorInfo, TensorInfo], target: str | None) -> LayerSlot:
     n_experts, inter, hidden = infos[0].shape
-    formats = [EXPERT_TARGETS.get(experts, info.format) for info in infos]
+    formats = [target or info.format for info in infos]
     for format, k in zip(formats, (hidden, hidden, inter), strict=True):
         if not FORMATS[format].plain and k % FORMATS[format].block_k:
             raise UsageError(

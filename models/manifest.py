@@ -30,9 +30,9 @@ from hetero.models.layout import (
     MtpSlot,
     expert_name,
     matrix_dims,
-    rows_per_piece,
 )
 from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_bytes
+from hetero.native.formats import TILE_ROWS, tile_bytes
 
 MANIFEST = "manifest.json"
 KIND = "hetero store"
@@ -62,7 +62,7 @@ class Manifest:
     source_key: str
     """Identifies the source by its headers and samples of its content; cheap to compare, unlike the fingerprint."""
     experts: str
-    """How the experts were treated: keep, q4, q8 or bf16."""
+    """How experts and dense matrices were treated: `keep`, or as in `treatment.Treatment.label`."""
     layout: Layout
     checksums: Mapping[str, list[str]]
     files: Mapping[str, StoredFile]
@@ -220,7 +220,8 @@ def _decode_tensors(
             continue
         format = _format(value["format"], name)
         offset = decode(int, value["offset"], f"{name}: offset")
-        slot = MatrixSlot(name, shape, format, n, k, offset, packed_bytes(format, n, k), rows_per_piece(format, k))
+        rows = decode(int, value["piece"], f"{name}: piece") // tile_bytes(format, k) * TILE_ROWS
+        slot = MatrixSlot(name, shape, format, n, k, offset, packed_bytes(format, n, k), max(rows, TILE_ROWS))
         given = _matrix_entry(slot, value["checksums"])
         _same(name, given | {"shape": list(shape)}, value)
         if offset < 0 or offset % 64 or offset + slot.length > files["dense.bin"].bytes:

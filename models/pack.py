@@ -130,17 +130,18 @@ def pack_layer(source: Checkpoint, slot: LayerSlot, kernels: Kernels, sink: Sink
 
 
 def pack_dense(source: Checkpoint, slots: Sequence[MatrixSlot], kernels: Kernels, sink: Sink, tick: Tick) -> Packed:
-    """Packs the dense matrices in their source formats, in pieces of a few MB; raises ModelError as `pack_layer`."""
-    result = Packed()
+    """Packs the dense matrices in pieces of a few MB; raises ModelError as `pack_layer`."""
+    checksums, digests = {}, {}
+    error = norm = 0.0
     for slot in slots:
-        checksums, digests = [], []
-        for piece, hashed, size in in_order(partial(_pack_piece, source, slot, kernels, sink), slot.n_pieces):
-            checksums.append(piece)
-            digests.append(hashed)
-            tick(size)
-        result.checksums[slot.name] = checksums
-        result.digests[slot.name] = _digest(source.info(slot.name), digests)
-    return result
+        pieces = []
+        for piece in in_order(partial(_pack_piece, source, slot, kernels, sink), slot.n_pieces):
+            pieces.append(piece)
+            tick(piece.size)
+        checksums[slot.name] = [piece.checksum for piece in pieces]
+        digests[slot.name] = _digest(source.info(slot.name), [piece.digest for piece in pieces])
+        error, norm = error + sum(p.error for p in pieces), norm + sum(p.norm for p in pieces)
+    return Packed(checksums, digests, (error / norm) ** 0.5 if norm else None)
 
 
 def read_small(source: Checkpoint, infos: Sequence[TensorInfo], tick: Tick) -> tuple[dict[str, F32], dict[str, str]]:
@@ -161,17 +162,30 @@ def _digest(info: TensorInfo, slices: Sequence[bytes]) -> str:
     return checksum(head + b"".join(slices))
 
 
-def _pack_piece(
-    source: Checkpoint, slot: MatrixSlot, kernels: Kernels, sink: Sink, index: int
-) -> tuple[str, bytes, int]:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One packed piece of a dense matrix: its checksum, the digest of its source rows, their size, error and norm."""
+
+    checksum: str
+    digest: bytes
+    size: int
+    error: float
+    norm: float
+
+
+def _pack_piece(source: Checkpoint, slot: MatrixSlot, kernels: Kernels, sink: Sink, index: int) -> _Piece:
     start = index * slot.rows_per_piece
     stop = min(slot.n, start + slot.rows_per_piece)
     rows = source.read_rows(slot.name, start=start, stop=stop)
-    _check(kernels, slot.format, rows, slot.k, f"{source.path}: tensor {slot.name}", start)
+    stored, error, norm = source.info(slot.name).format, 0.0, 0.0
+    _check(kernels, stored, rows, slot.k, f"{source.path}: tensor {slot.name}", start)
+    hashed, size = digest(rows), rows.nbytes
+    if slot.format != stored:
+        rows, error, norm = _requantise(kernels, stored, slot.format, rows, slot.k)
     offset, length = piece_range(slot, index)
     out = sink.buffer(offset, length)
     kernels.pack(slot.format, rows, stop - start, slot.k, out=out[: packed_bytes(slot.format, stop - start, slot.k)])
-    return sink.commit(offset, out), digest(rows), rows.nbytes
+    return _Piece(sink.commit(offset, out), hashed, size, error, norm)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def test_convert_writes_a_store_that_chats_the_same(run: Run, model: Path, tmp_p
     assert (code, out) == (0, f"{store}\n")
     assert "converted and verified" in err
     assert f"hetero chat {store}" in err
+    assert re.search(rf"both copies take [\d.]+ \w+; the store is whole, so {model} may be deleted", out + err)
     before = run.json("chat", model, "-p", "hello", "-n", "6")
     after = run.json("chat", store, "-p", "hello", "-n", "6")
     assert before["answer"] == after["answer"]
@@ -90,6 +92,44 @@ def test_quantising_prints_the_error_of_every_layer(run: Run, model: Path, tmp_p
     assert code == 0
     assert "error of q8 experts" in out
     assert out.count("%") == layers
+
+
+def test_mixed_experts_and_dense_matrices_are_shown_and_planned_as_they_are_written(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    store, options = tmp_path / "m.hetero", ("--experts", "mixed", "--bits", "9", "--dense", "q8")
+    planned = run.json("convert", model, store, *options, "--dry-run")
+    body = run.json("convert", model, store, *options)
+    assert set(body["formats"].values()) <= {"Q4_0", "Q8_0", "BF16"}
+    assert len(body["formats"]) == tiny_config("qwen3moe")["num_hidden_layers"]
+    assert 0.001 < body["dense_error"] < 0.02
+    assert planned["experts"] == body["experts"] == "mixed 9, dense Q8_0"
+    assert planned["dense_bytes"] == (store / "dense.bin").stat().st_size
+    assert planned["expert_bytes"] == sum(f.stat().st_size for f in store.glob("experts-*.bin"))
+    assert run.json("chat", store, "-p", "hello", "-n", "4")["answer"]
+    code, out, err = run("convert", model, tmp_path / "n.hetero", *options)
+    assert code == 0
+    assert "Q8_0" in out
+    assert "error of the dense matrices" in out + err
+    assert "--verify says whether the source may be deleted" in out + err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--bits", "5"), "budget of --experts mixed"),
+        (("--experts", "mixed", "--bits", "3"), "no average"),
+        (("--dense", "q4_k"), "cannot be quantised to Q4_K"),
+        (("--dense", "zebra"), "unknown weight format"),
+    ],
+)
+def test_treatments_that_cannot_be_are_usage_errors(
+    run: Run, model: Path, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    code, out, err = run("convert", model, tmp_path / "x.hetero", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert not list(tmp_path.glob("x*"))
 
 
 def test_verify_finds_a_flipped_byte(run: Run, model: Path, tmp_path: Path) -> None:
