@@ -54,13 +54,17 @@ _NAMES = {
 }
 
 
-def gguf_of(directory: Path, path: Path, *, betas: bool = True) -> Path:
-    """The checkpoint in `directory` as a GGUF file of F32 tensors; older files lack YaRN's `betas`."""
+def gguf_of(directory: Path, path: Path, *, betas: bool = True, mtp: bool = False) -> Path:
+    """The checkpoint in `directory` as a GGUF file of F32 tensors; older files lack YaRN's `betas`.
+
+    `mtp` adds a part of a layer that predicts further tokens.
+    """
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config", config)
     arch = ARCHS[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
-    for key, value in _keys(arch, config).items():
+    more = {"block_count": config["num_hidden_layers"] + 1, "nextn_predict_layers": 1} if mtp else {}
+    for key, value in (_keys(arch, config) | more).items():
         if "yarn_beta" in key and not betas:
             continue
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -72,6 +76,8 @@ def gguf_of(directory: Path, path: Path, *, betas: bool = True) -> Path:
     for name, tensor in load_reference(directory).state_dict().items():
         for gguf_name, value in _tensors(arch, config, name, tensor.detach().float().numpy()):
             writer.add_tensor(gguf_name, np.ascontiguousarray(value, dtype=np.float32))
+    for part in ("nextn.eh_proj", "nextn.enorm", "attn_norm") if mtp else ():
+        writer.add_tensor(f"blk.{config['num_hidden_layers']}.{part}.weight", np.ones(32, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

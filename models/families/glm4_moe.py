@@ -55,7 +55,7 @@ def config_from_gguf(
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
     """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
-    out = model_tensors(config)
+    out = {name: want for name, want in model_tensors(config).items() if not name.endswith("o_proj.bias")}
     return out | norm_tensors(config, config.head_dim, config.head_dim) if config.qk_norm else out
 
 

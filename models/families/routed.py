@@ -29,13 +29,13 @@ def sigmoid_moe_from_hf(k: Keys, n_layers: int, defaults: Defaults) -> MoeConfig
     k.refuse_unless("topk_method", "noaux_tc", "noaux_tc")
     n_experts = k.integer(k.any_of("n_routed_experts", "num_local_experts", "num_experts"), high=MAX_EXPERTS)
     inter = k.integer("moe_intermediate_size")
-    first = k.integer("first_k_dense_replace", defaults.first_dense, low=0)
+    first, dense = _dense_layers(k, defaults, n_layers)
     moe = MoeConfig(
         n_experts=n_experts,
         top_k=k.integer("num_experts_per_tok", defaults.top_k, high=n_experts),
         intermediate_size=inter,
         shared_intermediate_size=inter * k.integer("n_shared_experts", 1, low=0),
-        first_dense=0 if k.has("mlp_layer_types") else first,
+        first_dense=first,
         scoring="sigmoid",
         norm_topk=k.flag("norm_topk_prob", True),
         scaling=k.number("routed_scaling_factor", defaults.scaling),
@@ -43,20 +43,23 @@ def sigmoid_moe_from_hf(k: Keys, n_layers: int, defaults: Defaults) -> MoeConfig
         topk_group=k.integer("topk_group", defaults.topk_group),
         group_score="top2",
         correction_bias=True,
-        dense_layers=_dense_layers(k, first, n_layers),
+        dense_layers=dense,
     )
     return check_groups(moe, k.where)
 
 
-def _dense_layers(k: Keys, first: int, n_layers: int) -> tuple[int, ...]:
-    """By a kind for each layer, or by the distance between layers with experts."""
+def _dense_layers(k: Keys, defaults: Defaults, n_layers: int) -> tuple[int, tuple[int, ...]]:
+    """How many leading layers are dense and which later ones: by a kind for each layer, or by the distance between
+    layers with experts."""
+    first = k.integer("first_k_dense_replace", defaults.first_dense, low=0)
     kinds = k.get("mlp_layer_types")
     if kinds is None:
         step = k.integer("moe_layer_freq", 1)
-        return tuple(layer for layer in range(first, n_layers) if layer % step)
+        return first, tuple(layer for layer in range(first, n_layers) if layer % step)
     if not isinstance(kinds, list) or len(kinds) < n_layers or set(kinds) - {"dense", "sparse"}:
         raise k.fail("mlp_layer_types", str(kinds)[:60], f"'dense' or 'sparse' for each of {n_layers} layers")
-    return tuple(layer for layer in range(n_layers) if kinds[layer] == "dense")
+    first = next((layer for layer in range(n_layers) if kinds[layer] == "sparse"), n_layers)
+    return first, tuple(layer for layer in range(first, n_layers) if kinds[layer] == "dense")
 
 
 def moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int, default: Scoring | None) -> MoeConfig:
