@@ -81,8 +81,6 @@ struct ActBuffers {
     }
 };
 
-constexpr int64_t kTileTokens = 16;  // from so many tokens of a call on, tile kernels are used
-
 constexpr float kTinyAmax = 1e-30f;  // below this a group counts as zero: 127 / amax must stay finite
 
 // One group of 32, number `group` of a row. A NaN or infinity makes the scale NaN, so that exactly this token's results

@@ -110,10 +110,10 @@ constexpr bool is_bare(int format) { return format <= HETERO_BF16; }
 constexpr int kind_bytes(Kind kind) { return 64 * (kKindInfo[kind].low + kKindInfo[kind].high); }
 constexpr int code_bytes(int format) { return kind_bytes(kFormats[format].kind); }
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+constexpr int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 inline int64_t raw_row_bytes(int format, int64_t k) {
     return ceil_div(k, kFormats[format].block_k) * kFormats[format].raw_bytes;

@@ -1,13 +1,15 @@
 // AMX kernels: weights are decoded once per call to bf16 with the scales folded in, 16 rows x 32 k a tile, and TDPBF16PS
-// multiplies them by tiles of 16 tokens x 32 k. C tiles are loaded from and stored to the output itself. Fewer tokens
-// than kTileTokens, F32 and F16 go to the AVX-512 kernels.
+// multiplies two of them, as of gate and up, by two tiles of 16 tokens x 32 k. C tiles are loaded from and stored to the
+// output itself. F32, F16 and as few tokens as the vector kernels are faster for go to the AVX-512 kernels.
 #pragma once
 #include "pairs_avx512.h"
+#include "tile_costs.h"
 
 namespace {
 
-constexpr int64_t kTileChunk = 32;    // blocks decoded at once: a panel of 32 KiB
+constexpr int64_t kTileChunk = 16;    // blocks decoded at once: panels of 16 KiB, two of which stay in L1
 constexpr int64_t kTileBytes = 1024;  // of a block in bf16
+constexpr int64_t kTileRows = 16;     // tokens of a tile
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -15,11 +17,13 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Tiles 0 to 3 hold sums and 5 to 7 activations, `tokens` rows each; tile 4 holds weights.
+// Tiles 0 to 3 hold sums, of tokens 0.. with both weight tiles and of tokens 16..; 4 and 5 hold those tokens, 6 and 7
+// weights. There are up to 32 tokens.
 inline void configure_tiles(int64_t tokens) {
     TileConfig config;
-    for (int i = 0; i < 8; i++)
-        if (i != 4) config.rows[i] = uint8_t(tokens);
+    const auto rows = uint8_t(min64(tokens, kTileRows)), more = uint8_t(tokens > kTileRows ? tokens - kTileRows : 1);
+    config.rows[0] = config.rows[1] = config.rows[4] = rows;
+    config.rows[2] = config.rows[3] = config.rows[5] = more;
     _tile_loadconfig(&config);
 }
 
@@ -84,94 +88,107 @@ inline void decode_fp8_bf16(const uint8_t *tile, int64_t k, int64_t first, int64
     }
 }
 
-// One tile of weights per 32 k and M tiles of tokens: the products of a step are M x 16 x 16 x 32.
+// Where `count` blocks of a tile from block `first` on lie in bf16: in `panel`, or where they are.
+using Decoder = const uint8_t *(*)(const uint8_t *tile, int64_t k, int64_t first, int64_t count, uint8_t *panel);
+
+template <int F>
+const uint8_t *decode_tile(const uint8_t *tile, int64_t k, int64_t first, int64_t count, uint8_t *panel) {
+    if constexpr (F == HETERO_BF16) return tile + first * kTileBytes;
+    else if constexpr (F == HETERO_FP8_E4M3) decode_fp8_bf16(tile, k, first, count, panel);
+    else if constexpr (!is_plain(F)) {
+        ScalePanel scales;
+        decode_scales<F>(tile + scale_offset(F, k), first, count, &scales);
+        decode_bf16<kind_of(F)>(tile + first * code_bytes(F), scales, count, panel);
+    }
+    return panel;
+}
+
+// M tiles of tokens (1 or 2) by W tiles of weights: per step M x W products of 16 x 16 x 32.
 struct TileProduct {
-    const uint8_t *weights;
+    const uint8_t *weights[2];
     int64_t steps;
     const uint16_t *b;
     int64_t b_stride;
-    float *out;
+    float *out[2];
     int64_t out_stride;
     bool add;
 
-    template <int M> void run() const {
+    template <int M, int W> void run() const {
         const int64_t from = 2 * b_stride, to = 4 * out_stride;
-        const uint16_t *a1 = b + 16 * b_stride, *a2 = a1 + 16 * b_stride, *a3 = a2 + 16 * b_stride;
-        float *c1 = out + 16 * out_stride, *c2 = c1 + 16 * out_stride, *c3 = c2 + 16 * out_stride;
+        const uint16_t *b1 = b + kTileRows * b_stride;
+        float *c00 = out[0], *c01 = out[1], *c10 = c00 + kTileRows * out_stride, *c11 = c01 + kTileRows * out_stride;
         _tile_zero(0);
-        if (M > 1) _tile_zero(1);
-        if (M > 2) _tile_zero(2);
-        if (M > 3) _tile_zero(3);
+        if (W > 1) _tile_zero(1);
+        if (M > 1) _tile_zero(2);
+        if (M > 1 && W > 1) _tile_zero(3);
         if (add) {
-            _tile_loadd(0, out, to);
-            if (M > 1) _tile_loadd(1, c1, to);
-            if (M > 2) _tile_loadd(2, c2, to);
-            if (M > 3) _tile_loadd(3, c3, to);
+            _tile_loadd(0, c00, to);
+            if (W > 1) _tile_loadd(1, c01, to);
+            if (M > 1) _tile_loadd(2, c10, to);
+            if (M > 1 && W > 1) _tile_loadd(3, c11, to);
         }
         for (int64_t s = 0; s < steps; s++) {
-            _tile_loadd(4, weights + s * kTileBytes, 64);
-            _tile_loadd(5, b + s * kBlock, from);
-            if (M > 1) _tile_loadd(6, a1 + s * kBlock, from);
-            _tile_dpbf16ps(0, 5, 4);
-            if (M > 2) _tile_loadd(7, a2 + s * kBlock, from);
-            if (M > 1) _tile_dpbf16ps(1, 6, 4);
-            if (M > 3) _tile_loadd(5, a3 + s * kBlock, from);
-            if (M > 2) _tile_dpbf16ps(2, 7, 4);
-            if (M > 3) _tile_dpbf16ps(3, 5, 4);
+            _tile_loadd(4, b + s * kBlock, from);
+            _tile_loadd(6, weights[0] + s * kTileBytes, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            if (W > 1) _tile_loadd(7, weights[1] + s * kTileBytes, 64);
+            if (W > 1) _tile_dpbf16ps(1, 4, 7);
+            if (M > 1) _tile_loadd(5, b1 + s * kBlock, from);
+            if (M > 1) _tile_dpbf16ps(2, 5, 6);
+            if (M > 1 && W > 1) _tile_dpbf16ps(3, 5, 7);
         }
-        _tile_stored(0, out, to);
-        if (M > 1) _tile_stored(1, c1, to);
-        if (M > 2) _tile_stored(2, c2, to);
-        if (M > 3) _tile_stored(3, c3, to);
+        _tile_stored(0, c00, to);
+        if (W > 1) _tile_stored(1, c01, to);
+        if (M > 1) _tile_stored(2, c10, to);
+        if (M > 1 && W > 1) _tile_stored(3, c11, to);
     }
 
-    // All n tokens: 64 at a time, then whole tiles, then what is left of one.
-    void run_tokens(int64_t n) {
-        const auto advance = [&](int64_t tokens) {
-            b += tokens * b_stride;
-            out += tokens * out_stride;
-            n -= tokens;
-        };
-        if (n >= 16) configure_tiles(16);
-        for (; n >= 64; advance(64)) run<4>();
-        if (n >= 48) run<3>(), advance(48);
-        if (n >= 32) run<2>(), advance(32);
-        if (n >= 16) run<1>(), advance(16);
-        if (n) configure_tiles(n), run<1>();
+    // All n tokens: 32 at a time, then what is left.
+    template <int W> void run_tokens(int64_t n) {
+        if (n >= 2 * kTileRows) configure_tiles(2 * kTileRows);
+        for (; n >= 2 * kTileRows; n -= 2 * kTileRows) {
+            run<2, W>();
+            b += 2 * kTileRows * b_stride;
+            for (float *&to : out) to += 2 * kTileRows * out_stride;
+        }
+        if (n) configure_tiles(n);
+        if (n > kTileRows) run<2, W>();
+        else if (n) run<1, W>();
     }
 };
 
-template <int F>
-void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
-              int64_t out_stride) {
-    constexpr bool plain = F == HETERO_BF16;  // as it stands
-    if (!acts.b || n < kTileTokens) {
-        if constexpr (is_plain(F)) return plain_avx512<F>(tile, k, acts, first, n, out, out_stride);
-        else return tile_avx512<F>(tile, k, acts, first, n, out, out_stride);
-    }
-    const int64_t blocks = ceil_div(k, kBlock), step = plain ? blocks : kTileChunk;
-    const uint16_t *b = acts.b + (first - acts.b_first) * acts.b_stride;
-    alignas(64) uint8_t panel[plain ? 64 : kTileChunk * kTileBytes];
-    for (int64_t at = 0; at < blocks; at += step) {
-        const int64_t count = min64(step, blocks - at);
-        const uint8_t *codes = tile + at * code_bytes(F);
-        if constexpr (F == HETERO_FP8_E4M3) decode_fp8_bf16(tile, k, at, count, panel);
-        else if constexpr (!plain) {
-            ScalePanel scales;
-            decode_scales<F>(tile + scale_offset(F, k), at, count, &scales);
-            decode_bf16<kind_of(F)>(codes, scales, count, panel);
+// W tiles of a format and the same k, which read the same activations.
+template <int W>
+void tiles_amx(Decoder decode, const uint8_t *const *tiles, int64_t k, const Acts &acts, int64_t first, int64_t n,
+               float *const *outs, int64_t out_stride) {
+    alignas(64) uint8_t panel[W][kTileChunk * kTileBytes];
+    const int64_t blocks = ceil_div(k, kBlock);
+    for (int64_t at = 0; at < blocks; at += kTileChunk) {
+        TileProduct product = {{}, min64(kTileChunk, blocks - at), acts.b + (first - acts.b_first) * acts.b_stride,
+                               acts.b_stride, {}, out_stride, at > 0};
+        product.b += at * kBlock;
+        for (int w = 0; w < W; w++) {
+            product.weights[w] = decode(tiles[w], k, at, product.steps, panel[w]);
+            product.out[w] = outs[w];
         }
-        TileProduct product = {plain ? codes : panel, count, b + at * kBlock, acts.b_stride, out, out_stride, at > 0};
-        product.run_tokens(n);
+        product.run_tokens<W>(n);
     }
     _tile_release();
 }
 
 template <int F>
+void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
+              int64_t out_stride) {
+    if (acts.b && tiles_win(F, n)) tiles_amx<1>(decode_tile<F>, &tile, k, acts, first, n, &out, out_stride);
+    else if constexpr (is_plain(F)) plain_avx512<F>(tile, k, acts, first, n, out, out_stride);
+    else tile_avx512<F>(tile, k, acts, first, n, out, out_stride);
+}
+
+template <int F>
 void pair_amx(const uint8_t *const *tiles, int64_t k, const Acts &acts, int64_t first, int64_t n, float *const *outs,
               int64_t out_stride) {
-    if (acts.b && n >= kTileTokens) return one_by_one<F>(tiles, k, acts, first, n, outs, out_stride);
-    pair_kernel_512<F>()(tiles, k, acts, first, n, outs, out_stride);
+    if (acts.b && tiles_win(F, n)) tiles_amx<2>(decode_tile<F>, tiles, k, acts, first, n, outs, out_stride);
+    else pair_kernel_512<F>()(tiles, k, acts, first, n, outs, out_stride);
 }
 
 }  // namespace

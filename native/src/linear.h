@@ -1,7 +1,7 @@
 // out[m] = matrices[m] x for several matrices of the same k: one quantisation of x, one fork-join for the products.
 #pragma once
-#include "activations.h"
 #include "pool.h"
+#include "tile_costs.h"
 
 namespace {
 

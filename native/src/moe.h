@@ -9,8 +9,15 @@ namespace {
 
 constexpr int64_t kMoeTokens = 2048;       // tokens per pass: bounds the scratch memory
 constexpr int64_t kUnitRows = 32;          // rows of the intermediate per unit of work: one group of activations
-constexpr int64_t kPairBlock = 128;        // pairs whose gate and up values stay in L1/L2
+constexpr int64_t kPairBlock = kHasTiles ? 256 : 128;  // pairs whose gate and up values stay in L1/L2
+constexpr int64_t kFromStride = 16;        // 128 bytes, so that workers do not share lines
 constexpr int64_t kColumnBytes = 1 << 19;  // a task's unmerged columns, which should stay in L2
+
+// Pairs of one expert that are worked on at a time.
+struct PairBlock {
+    int64_t first, n;
+    int32_t expert;
+};
 
 struct MoeJob {
     Pool *pool;
@@ -21,16 +28,18 @@ struct MoeJob {
     const float *weights;
     float *out;
 
-    int64_t n_pairs, n_active, units, strip, strip_stride;
+    int64_t n_pairs, n_active, n_blocks, units, strip, strip_stride;
     int64_t gate_tile, up_tile, down_tile, h_stride;
     bool few;                // few pairs per expert: bound by memory
     int32_t *offsets;        // [n_experts + 1] pairs of expert e: offsets[e] .. offsets[e + 1]
     int32_t *active;         // experts that have pairs, the most loaded first
+    PairBlock *blocks;       // the pairs of active experts in turn
     int32_t *pair_token;     // [n_pairs] in expert order
     int32_t *pair_of;        // [n_tokens * top_k] where that slot's pair lies, or -1
     float *h;                // [n_pairs, h_stride] when down is plain
     float *columns;          // per worker [n_pairs, strip_stride]
     uint16_t *gathered;      // per worker [kPairBlock] rows of bf16 activations in pair order, for tile kernels
+    int64_t *gathered_from;  // per worker, kFromStride apart: the first of these pairs, or -1
     uint8_t *token_memory, *h_memory;
     Acts tokens, hidden;
     ActBuffers h_to;
@@ -41,6 +50,7 @@ struct MoeJob {
         const int64_t slots = n_tokens * top_k;
         offsets = arena->take<int32_t>(bank->n_experts + 1);
         active = arena->take<int32_t>(bank->n_experts);
+        blocks = arena->take<PairBlock>(bank->n_experts + slots / kPairBlock);
         pair_token = arena->take<int32_t>(slots);
         pair_of = arena->take<int32_t>(slots);
         h_stride = round_up(bank->inter, kUnitRows);
@@ -48,6 +58,7 @@ struct MoeJob {
         token_memory = arena->take_bytes(quantised ? ActBuffers::bytes(n_tokens, bank->hidden) : 0);
         h_memory = arena->take_bytes(h_quantised ? ActBuffers::bytes(slots, bank->inter) : 0);
         gathered = arena->take<uint16_t>(pool->n * kPairBlock * ActBuffers::b_stride_of(bank->hidden));
+        gathered_from = arena->take<int64_t>(pool->n * kFromStride);
         const int64_t tiles = ceil_div(bank->hidden, kRows);
         strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
         strip_stride = strip * kRows;
@@ -74,6 +85,17 @@ struct MoeJob {
         offsets[0] = 0;
         few = n_pairs < 4 * n_active;
         if (!few) sort_active();
+        cut_blocks();
+    }
+
+    // Each active expert's pairs in as few blocks as there can be, of about the same size.
+    void cut_blocks() {
+        n_blocks = 0;
+        for (int64_t a = 0; a < n_active; a++) {
+            const int64_t all = load(active[a]), size = round_up(ceil_div(all, ceil_div(all, kPairBlock)), 32);
+            for (int64_t at = 0; at < all; at += size)
+                blocks[n_blocks++] = {offsets[active[a]] + at, min64(size, all - at), active[a]};
+        }
     }
 
     int64_t load(int32_t e) const { return offsets[e + 1] - offsets[e]; }
@@ -91,49 +113,52 @@ struct MoeJob {
 
     const uint8_t *expert(int32_t e) const { return bank->data + int64_t(e) * bank->stride; }
 
-    // The activations of pairs [first, first + n): tiles are loaded at a fixed stride, so their rows are gathered.
-    Acts gather(int64_t first, int64_t n, int worker) const {
-        Acts block = tokens;
-        if (!tokens.b || n < kTileTokens) return block;
+    // A block's activations: tiles are loaded at a fixed stride, so their rows are gathered, once for all of the block's
+    // units that a worker takes in turn.
+    Acts gather(const PairBlock &block, int worker) const {
+        Acts acts = tokens;
+        if (!tokens.b || !(tiles_win(bank->gate_format, block.n) || tiles_win(bank->up_format, block.n))) return acts;
         uint16_t *to = gathered + worker * kPairBlock * tokens.b_stride;
-        for (int64_t i = 0; i < n; i++)
-            memcpy(to + i * tokens.b_stride, tokens.b + pair_token[first + i] * tokens.b_stride,
+        acts.b = to;
+        acts.b_first = block.first;
+        int64_t *from = gathered_from + worker * kFromStride;
+        if (*from == block.first) return acts;
+        *from = block.first;
+        for (int64_t i = 0; i < block.n; i++)
+            memcpy(to + i * tokens.b_stride, tokens.b + pair_token[block.first + i] * tokens.b_stride,
                    size_t(tokens.b_stride) * sizeof(uint16_t));
-        block.b = to;
-        block.b_first = first;
-        return block;
+        return acts;
     }
 
-    // Rows [32 unit, 32 unit + 32) of one expert's intermediate for all of its pairs.
-    void gate_up(int32_t e, int64_t unit, int worker) const {
+    // Rows [32 unit, 32 unit + 32) of one expert's intermediate for a block of its pairs.
+    void gate_up(const PairBlock &block, int64_t unit, int worker) const {
         alignas(64) float gate[kPairBlock * kUnitRows], up[kPairBlock * kUnitRows];
-        for (int64_t first = offsets[e]; first < offsets[e + 1]; first += kPairBlock) {
-            const int64_t n = min64(kPairBlock, offsets[e + 1] - first);
-            const Acts block = gather(first, n, worker);
-            for (int64_t half = 0; half < 2; half++) {
-                const int64_t tile = 2 * unit + half;
-                if (tile * kRows >= bank->inter) {  // a ragged end: the missing half counts as zero
-                    for (int64_t i = 0; i < n; i++) {
-                        memset(gate + i * kUnitRows + kRows, 0, kRows * sizeof(float));
-                        memset(up + i * kUnitRows + kRows, 0, kRows * sizeof(float));
-                    }
-                    break;
+        const int64_t n = block.n;
+        const Acts acts = gather(block, worker);
+        for (int64_t half = 0; half < 2; half++) {
+            const int64_t tile = 2 * unit + half, at = half * kRows;
+            if (tile * kRows >= bank->inter) {  // a ragged end: the missing half counts as zero
+                for (int64_t i = 0; i < n; i++) {
+                    memset(gate + i * kUnitRows + at, 0, kRows * sizeof(float));
+                    memset(up + i * kUnitRows + at, 0, kRows * sizeof(float));
                 }
-                const uint8_t *w = expert(e) + tile * (gate_tile + up_tile);
-                const uint8_t *const tiles[2] = {w, w + gate_tile};
-                float *const outs[2] = {gate + half * kRows, up + half * kRows};
-                const int32_t formats[2] = {bank->gate_format, bank->up_format};
-                if (formats[0] == formats[1])
-                    kTileKernels.two[formats[0]](tiles, bank->hidden, block, first, n, outs, kUnitRows);
-                else
-                    for (int i = 0; i < 2; i++)
-                        kTileKernels.one[formats[i]](tiles[i], bank->hidden, block, first, n, outs[i], kUnitRows);
+                break;
             }
-            const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
-            add_bias(bank->gate_bias, e, unit, length, n, gate);
-            add_bias(bank->up_bias, e, unit, length, n, up);
-            for (int64_t i = 0; i < n; i++) store_h(gate + i * kUnitRows, up + i * kUnitRows, length, first + i, unit);
+            const uint8_t *w = expert(block.expert) + tile * (gate_tile + up_tile);
+            const uint8_t *const tiles[2] = {w, w + gate_tile};
+            float *const outs[2] = {gate + at, up + at};
+            const int32_t formats[2] = {bank->gate_format, bank->up_format};
+            if (formats[0] == formats[1])
+                kTileKernels.two[formats[0]](tiles, bank->hidden, acts, block.first, n, outs, kUnitRows);
+            else
+                for (int i = 0; i < 2; i++)
+                    kTileKernels.one[formats[i]](tiles[i], bank->hidden, acts, block.first, n, outs[i], kUnitRows);
         }
+        const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
+        add_bias(bank->gate_bias, block.expert, unit, length, n, gate);
+        add_bias(bank->up_bias, block.expert, unit, length, n, up);
+        for (int64_t i = 0; i < n; i++)
+            store_h(gate + i * kUnitRows, up + i * kUnitRows, length, block.first + i, unit);
     }
 
     void add_bias(const float *biases, int32_t e, int64_t unit, int length, int64_t n, float *values) const {
@@ -152,9 +177,9 @@ struct MoeJob {
 
     static void run_gate_up(void *context, int worker) {
         const auto *job = static_cast<MoeJob *>(context);
-        const int64_t all = job->n_active * job->units, longest = job->few ? all : 1;
+        const int64_t all = job->n_blocks * job->units, longest = job->few ? all : 1;
         for (int64_t i, end; next_run(job->pool, all, longest, &i, &end);)
-            for (; i < end; i++) job->gate_up(job->active[i / job->units], i % job->units, worker);
+            for (; i < end; i++) job->gate_up(job->blocks[i / job->units], i % job->units, worker);
     }
 
     // Output columns of tiles [begin, end): every expert's part, then the weighted sum of each token's slots.
@@ -226,6 +251,7 @@ struct MoeJob {
         up_tile = tile_bytes(bank->up_format, bank->hidden);
         down_tile = tile_bytes(bank->down_format, bank->inter);
         sort();
+        for (int i = 0; i < pool->n; i++) gathered_from[i * kFromStride] = -1;
         prepare_activations();
         if (n_pairs) pool_run(pool, run_gate_up, this);
         if (!few) {
