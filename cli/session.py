@@ -34,7 +34,7 @@ class Prepared:
         from hetero.native import Kernels
 
         with output.progress("loading") as progress, contextlib.closing(open_model(self.path)) as source:
-            model = load_model(source, Kernels(self.plan.isa_tier), progress)
+            model = load_model(source, Kernels(self.plan.isa_tier), progress, self.plan.nodes)
         # Only now, as it imports torch: damaged content has been reported by then.
         from hetero.engine import Engine
 

@@ -46,7 +46,7 @@ class Engine:
     def __init__(self, model: Model, plan: Plan, owner: DenseOwner | None = None) -> None:
         self.model, self.plan, self.text = model, plan, model.text
         torch.set_num_threads(plan.threads)
-        self._pool = Pool(plan.cpus, model.kernels)
+        self._pool = Pool(plan.cpus, model.kernels, plan.node_places)
         owner = owner or _owner(model, plan, self._pool)
         self._kv = KVCache(model.config, plan.context, plan.kv_dtype, owner.device)
         attention: Attention = TorchAttention(self._kv)
@@ -79,7 +79,7 @@ class Engine:
             if plan is None:
                 request = PlanRequest(device=device, threads=threads, context=context, kv_dtype=kv_dtype)
                 plan = make_plan(source.index, probe(device=device), request)
-            model = load_model(source, Kernels(plan.isa_tier), progress)
+            model = load_model(source, Kernels(plan.isa_tier), progress, plan.nodes)
         return cls(model, plan)
 
     def step(self) -> bool:

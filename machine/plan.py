@@ -57,6 +57,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         placement=shape.placement,
         isa_tier=machine.isa_tier,
         cpus=cpus,
+        cpu_nodes=_nodes_of(machine, cpus),
         context=shape.context,
         kv_dtype=shape.kv_dtype,
         prefill_chunk=shape.prefill_chunk,
@@ -147,6 +148,12 @@ def _hot_experts(
     count = min(of, max(0, spare) // max(one_expert_bytes(layer) for layer in layers))
     each = experts_bytes(index) / of
     return HotExperts(count, of, int(count * each), count / of) if count else None
+
+
+def _nodes_of(machine: Machine, cpus: tuple[int, ...]) -> tuple[int, ...]:
+    """The node of each CPU; empty where one of them is on none, as on an imagined machine."""
+    nodes = {cpu: node.id for node in machine.nodes for cpu in node.cpus}
+    return tuple(nodes[cpu] for cpu in cpus) if all(cpu in nodes for cpu in cpus) else ()
 
 
 def _threads(machine: Machine, wanted: int | None) -> tuple[tuple[int, ...], list[str]]:

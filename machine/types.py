@@ -358,6 +358,18 @@ class Plan:
     hot_experts: HotExperts | None = None
     missing: tuple[tuple[str, int], ...] = ()
     """Devices whose memory falls short, with the bytes missing."""
+    cpu_nodes: tuple[int, ...] = ()
+    """The NUMA node of each of `cpus`; empty: one node. Each node holds an equal part of every expert."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The NUMA nodes that `cpus` lie on."""
+        return tuple(sorted(set(self.cpu_nodes)))
+
+    @property
+    def node_places(self) -> tuple[int, ...]:
+        """The place among `nodes` of each of `cpus`."""
+        return tuple(self.nodes.index(node) for node in self.cpu_nodes)
 
     @property
     def threads(self) -> int:

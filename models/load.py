@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +55,17 @@ def open_model(path: Path) -> Checkpoint | Store:
     return open_checkpoint(path)
 
 
-def load_model(source: Checkpoint | Store, kernels: Kernels, progress: Progress | None = None) -> Model:
+def load_model(
+    source: Checkpoint | Store, kernels: Kernels, progress: Progress | None = None, nodes: Sequence[int] = ()
+) -> Model:
     """Loads all weights: a store's bytes as they lie, a checkpoint's packed on the way.
 
+    If there are several memory `nodes`, each gets an equal part of every expert's rows, in this order.
     Raises ModelError on damaged content, TierError if the disk fails and HardwareError for want of memory.
     """
     if isinstance(source, Store):
-        return _load_store(source, kernels, progress or silent)
-    return _load_checkpoint(source, kernels, progress or silent)
+        return _load_store(source, kernels, progress or silent, nodes)
+    return _load_checkpoint(source, kernels, progress or silent, nodes)
 
 
 def load_source_text(source: Checkpoint | Store) -> TextModel:
@@ -71,7 +75,7 @@ def load_source_text(source: Checkpoint | Store) -> TextModel:
     return load_text(directory=source.directory, metadata=source.metadata, vocab_size=source.config.vocab_size)
 
 
-def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
+def _load_store(store: Store, kernels: Kernels, progress: Progress, nodes: Sequence[int]) -> Model:
     text = store.text()
     layout = store.manifest.layout
     meter = Meter(progress, layout.dense_bytes + layout.expert_bytes, f"reading {store.path.name}")
@@ -80,9 +84,8 @@ def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
     read_into(store.path / DENSE_FILE, dense, meter.tick)
     banks = {}
     for slot in layout.layers:
-        data = _memory(slot.length)
-        read_into(store.path / slot.file, data, meter.tick)
-        banks[slot.layer] = _bank(slot, data, store.config, small)
+        banks[slot.layer] = bank = _bank(slot, store.config, small, kernels, nodes)
+        read_into(store.path / slot.file, bank.data, meter.tick)
     return Model(
         config=store.config,
         index=store.index,
@@ -97,7 +100,7 @@ def _load_store(store: Store, kernels: Kernels, progress: Progress) -> Model:
     )
 
 
-def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -> Model:
+def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress, nodes: Sequence[int]) -> Model:
     text = load_source_text(source)
     layout = make_layout(source.index)
     meter = Meter(progress, sum(info.n_bytes for info in source.index.tensors), f"packing {source.index.name}")
@@ -106,9 +109,8 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress) -
     digests |= pack_dense(source, layout.dense, kernels, MemorySink(dense), meter.tick).digests
     banks = {}
     for slot in layout.layers:
-        data = _memory(slot.length)
-        digests |= pack_layer(source, slot, kernels, MemorySink(data), meter.tick).digests
-        banks[slot.layer] = _bank(slot, data, source.config, small)
+        banks[slot.layer] = bank = _bank(slot, source.config, small, kernels, nodes)
+        digests |= pack_layer(source, slot, kernels, MemorySink(bank.data), meter.tick).digests
     return Model(
         config=source.config,
         index=source.index,
@@ -142,16 +144,19 @@ def _matrices(layout: Layout, dense: U8) -> dict[str, PackedMatrix]:
     return matrices
 
 
-def _bank(slot: LayerSlot, data: U8, config: ModelConfig, small: dict[str, F32]) -> ExpertBank:
+def _bank(
+    slot: LayerSlot, config: ModelConfig, small: dict[str, F32], kernels: Kernels, nodes: Sequence[int]
+) -> ExpertBank:
+    """A layer's experts in memory that is still to be written, its parts promised to the memory nodes."""
     assert config.moe is not None
-    return ExpertBank(
+    bank = ExpertBank(
         n_experts=slot.n_experts,
         hidden=slot.hidden,
         inter=slot.inter,
         gate_format=slot.gate_format,
         up_format=slot.up_format,
         down_format=slot.down_format,
-        data=data,
+        data=_memory(slot.length),
         stride=slot.stride,
         down_offset=slot.down_offset,
         activation=config.moe.activation,
@@ -159,3 +164,6 @@ def _bank(slot: LayerSlot, data: U8, config: ModelConfig, small: dict[str, F32])
         up_bias=small.get(expert_name(slot.layer, "up", "bias")),
         down_bias=small.get(expert_name(slot.layer, "down", "bias")),
     )
+    if len(nodes) > 1:
+        kernels.place(bank, nodes)
+    return bank

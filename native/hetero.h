@@ -79,8 +79,10 @@ int hetero_abi_version(void);
 const char *hetero_tier(void);
 void hetero_cpu_read(hetero_cpu *cpu);
 
-/* Worker 0 is the calling thread; worker i > 0 is a thread bound to cpus[i]. */
-int hetero_pool_create(const int32_t *cpus, int32_t n, hetero_pool **pool, char *message, size_t message_bytes);
+/* Worker 0 is the calling thread; worker i > 0 is a thread bound to cpus[i]. nodes[i], from 0 to 63, is the memory node
+ * of worker i (null: all 0). Each node owns an equal part of every expert's rows, which its workers take first. */
+int hetero_pool_create(const int32_t *cpus, const int32_t *nodes, int32_t n, hetero_pool **pool, char *message,
+                       size_t message_bytes);
 void hetero_pool_destroy(hetero_pool *pool);
 
 /* Raw rows (ggml's layout of the format, row after row) to tiles and back; both without loss. */
@@ -116,6 +118,10 @@ int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32
 int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_bytes, const float *x, size_t x_bytes,
                 int64_t n_tokens, uint8_t *scratch, size_t scratch_bytes, float *out, size_t out_bytes, char *message,
                 size_t message_bytes);
+/* Before a bank's memory is written: asks the system to keep part i of each expert's rows on the memory node nodes[i].
+ * *placed = the bytes for which it agreed, which differ from all by what shares a page. */
+int hetero_bank_place(const hetero_bank *bank, const int32_t *nodes, int32_t n_nodes, int64_t *placed, char *message,
+                      size_t message_bytes);
 /* out[t, :] = sum over slots s of weights[t, s] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, s]; -1: none. */
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
                const int32_t *ids, size_t ids_bytes, const float *weights, size_t weights_bytes, int64_t top_k,

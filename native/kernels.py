@@ -300,21 +300,33 @@ class Kernels:
             out.nbytes,
         )
 
-    def _create_pool(self, cpus: Sequence[int]) -> Any:
+    def place(self, bank: ExpertBank, nodes: Sequence[int]) -> int:
+        """Before `bank.data` is written: keep part i of each expert's rows on the system's memory node nodes[i].
+
+        Returns the bytes for which the system agreed; where it does not, pages lie where they are first written.
+        """
+        placed = ffi.new("int64_t *")
+        self.call("hetero_bank_place", bank.native, list(nodes), len(nodes), placed)
+        return int(placed[0])
+
+    def _create_pool(self, cpus: Sequence[int], nodes: Sequence[int]) -> Any:
         handle = ffi.new("hetero_pool **")
-        self.call("hetero_pool_create", list(cpus), len(cpus), handle)
+        self.call("hetero_pool_create", list(cpus), list(nodes), len(cpus), handle)
         return ffi.gc(handle[0], self._library.hetero_pool_destroy)
 
 
 class Pool:
     """Persistent threads for one tier's kernels: the caller is worker 0, worker i is bound to cpus[i].
 
+    `nodes[i]` is the memory node of cpus[i], counted from 0 (empty: one node): each owns a part of every expert's rows.
     Use it with the Kernels it was made for. Asleep when idle; `close` ends the threads.
     """
 
-    def __init__(self, cpus: Sequence[int], kernels: Kernels) -> None:
+    def __init__(self, cpus: Sequence[int], kernels: Kernels, nodes: Sequence[int] = ()) -> None:
         self.cpus = tuple(cpus)
-        self._handle: Any = kernels._create_pool(self.cpus)
+        if nodes and len(nodes) != len(cpus):
+            raise ValueError(f"{len(nodes)} nodes for {len(cpus)} CPUs")
+        self._handle: Any = kernels._create_pool(self.cpus, nodes or [0] * len(self.cpus))
 
     @property
     def threads(self) -> int:

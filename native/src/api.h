@@ -68,8 +68,9 @@ void hetero_cpu_read(hetero_cpu *cpu) {
     read_cpu(cpu);
 }
 
-int hetero_pool_create(const int32_t *cpus, int32_t n, hetero_pool **pool, char *text, size_t text_bytes) {
-    return pool_create(cpus, n, pool, Message{text, text_bytes});
+int hetero_pool_create(const int32_t *cpus, const int32_t *nodes, int32_t n, hetero_pool **pool, char *text,
+                       size_t text_bytes) {
+    return pool_create(cpus, nodes, n, pool, Message{text, text_bytes});
 }
 
 void hetero_pool_destroy(hetero_pool *pool) {
@@ -235,6 +236,19 @@ int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32
     if (!n_tokens) return HETERO_OK;
     const Locked locked(pool);
     return linear(pool, matrices, n_matrices, x, n_tokens, biases, outs, message);
+}
+
+int hetero_bank_place(const hetero_bank *bank, const int32_t *nodes, int32_t n_nodes, int64_t *placed, char *text,
+                      size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (const int code = check_bank_shape(bank, message)) return code;
+    if (const int code = check_bank_values(bank, message)) return code;
+    if (const int code = check_target("placed", placed, message)) return code;
+    if (!nodes || n_nodes < 1 || n_nodes > kMaxNodes)
+        return message.fail(HETERO_BAD_ARGUMENT, "an expert bank on %d nodes: expected 1 to %d", n_nodes, kMaxNodes);
+    if (const int code = check_aligned("nodes", nodes, message)) return code;
+    *placed = place_bank(bank, nodes, n_nodes);
+    return HETERO_OK;
 }
 
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,

@@ -177,9 +177,11 @@ struct MoeJob {
 
     static void run_gate_up(void *context, int worker) {
         const auto *job = static_cast<MoeJob *>(context);
-        const int64_t all = job->n_blocks * job->units, longest = job->few ? all : 1;
-        for (int64_t i, end; next_run(job->pool, all, longest, &i, &end);)
-            for (; i < end; i++) job->gate_up(job->blocks[i / job->units], i % job->units, worker);
+        each_node(job->pool, job->units, worker, [&](NodePart part, int node) {
+            const int64_t all = job->n_blocks * part.count, longest = job->few ? all : 1;
+            for (int64_t i, end; next_run(job->pool, all, longest, &i, &end, node);)
+                for (; i < end; i++) job->gate_up(job->blocks[i / part.count], part.first + i % part.count, worker);
+        });
     }
 
     // Output columns of tiles [begin, end): every expert's part, then the weighted sum of each token's slots.
@@ -211,19 +213,23 @@ struct MoeJob {
 
     // Few pairs: the experts' down tiles as one stream, so that memory is read in long runs. Values go to `columns`
     // [n_pairs, whole tiles of hidden] and are merged afterwards.
-    static void run_down_stream(void *context, int) {
+    static void run_down_stream(void *context, int worker) {
         const auto *job = static_cast<MoeJob *>(context);
-        const int64_t tiles = ceil_div(job->bank->hidden, kRows), all = job->n_active * tiles;
-        for (int64_t i, end; next_run(job->pool, all, all, &i, &end);)
-            while (i < end) {  // those of one expert
-                const int32_t e = job->active[i / tiles];
-                const int64_t first = job->offsets[e], tile = i % tiles, count = min64(end - i, tiles - tile);
-                run_tiles(job->bank->down_format,
-                          job->expert(e) + job->bank->down_offset + tile * job->down_tile, job->down_tile, count,
-                          job->bank->inter, job->hidden, first, job->load(e),
-                          job->columns + first * tiles * kRows + tile * kRows, tiles * kRows);
-                i += count;
-            }
+        each_node(job->pool, ceil_div(job->bank->hidden, kRows), worker, [&](NodePart part, int node) {
+            const int64_t all = job->n_active * part.count;
+            for (int64_t i, end; next_run(job->pool, all, all, &i, &end, node);)
+                while (i < end) {  // those of one expert
+                    const int64_t tile = i % part.count, count = min64(end - i, part.count - tile);
+                    job->stream_tiles(job->active[i / part.count], part.first + tile, count);
+                    i += count;
+                }
+        });
+    }
+
+    void stream_tiles(int32_t e, int64_t tile, int64_t count) const {
+        const int64_t first = offsets[e], stride = round_up(bank->hidden, kRows);
+        run_tiles(bank->down_format, expert(e) + bank->down_offset + tile * down_tile, down_tile, count, bank->inter,
+                  hidden, first, load(e), columns + first * stride + tile * kRows, stride);
     }
 
     void merge_stream() {
@@ -234,8 +240,10 @@ struct MoeJob {
     static void run_down(void *context, int worker) {
         const auto *job = static_cast<MoeJob *>(context);
         float *y = job->columns + worker * job->n_tokens * job->top_k * job->strip_stride;
-        const int64_t tiles = ceil_div(job->bank->hidden, kRows);
-        for (int64_t begin, end; next_run(job->pool, tiles, job->strip, &begin, &end);) job->down(begin, end, y);
+        each_node(job->pool, ceil_div(job->bank->hidden, kRows), worker, [&](NodePart part, int node) {
+            for (int64_t begin, end; next_run(job->pool, part.count, job->strip, &begin, &end, node);)
+                job->down(part.first + begin, part.first + end, y);
+        });
     }
 
     int run(Message message) {
@@ -284,6 +292,27 @@ struct MoeJob {
         if (pool->deterministic) tokens.b = hidden.b = nullptr;
     }
 };
+
+// Asks the system to keep each node's part of every expert on the node of that number when its pages are first written;
+// the bytes for which it agreed. A page that two parts share goes to the later one. Experts that do not start on pages
+// are left alone.
+inline int64_t place_bank(const hetero_bank *bank, const int32_t *nodes, int n_nodes) {
+    const int64_t page = sysconf(_SC_PAGESIZE), down_tile = tile_bytes(bank->down_format, bank->inter);
+    const int64_t unit = 2 * (tile_bytes(bank->gate_format, bank->hidden) + tile_bytes(bank->up_format, bank->hidden));
+    if (reinterpret_cast<uintptr_t>(bank->data) % uintptr_t(page) || bank->stride % page) return 0;
+    int64_t placed = 0;
+    for (int64_t e = 0; e < bank->n_experts; e++)
+        for (int node = 0; node < n_nodes; node++) {
+            const NodePart up = node_part(ceil_div(bank->inter, kUnitRows), node, n_nodes);
+            const NodePart down = node_part(ceil_div(bank->hidden, kRows), node, n_nodes);
+            const uint8_t *expert = bank->data + e * bank->stride;
+            const int64_t up_end = min64((up.first + up.count) * unit, bank->down_offset);
+            const int64_t down_at = bank->down_offset + down.first * down_tile;
+            placed += prefer_node(expert + up.first * unit, expert + up_end, nodes[node]);
+            placed += prefer_node(expert + down_at, expert + down_at + down.count * down_tile, nodes[node]);
+        }
+    return placed;
+}
 
 inline int moe(Pool *pool, const hetero_bank *bank, const float *x, int64_t n_tokens, const int32_t *ids,
                const float *weights, int64_t top_k, float *out, Message message) {

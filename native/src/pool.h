@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxNodes = 64;
 constexpr int64_t kSpinNanoseconds = 300000;  // longer than the pauses within a decode step; 3 % of its time, measured
 
 inline void cpu_relax() {
@@ -69,7 +70,7 @@ struct hetero_pool {
         std::atomic<int64_t> value{0};
     };
     Line epoch, sleeping_workers, finished, sleeping_caller;
-    Counter counter;
+    Counter counters[kMaxNodes];  // of tasks begun; the first where tasks belong to no node
     Task task = nullptr;
     void *context = nullptr;
     bool stop = false;
@@ -79,6 +80,8 @@ struct hetero_pool {
     pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;  // one caller at a time
     pthread_t threads[kMaxThreads];
     int32_t cpus[kMaxThreads];
+    int32_t nodes[kMaxThreads] = {};  // of each worker
+    int32_t n_nodes = 1;
     uint8_t *scratch = nullptr;
     size_t scratch_bytes = 0;
 };
@@ -141,7 +144,7 @@ inline void wait_finished(Pool *pool) {
 
 // Runs task(context, worker) on every worker and returns when all are done.
 inline void pool_run(Pool *pool, Task task, void *context) {
-    pool->counter.value.store(0, std::memory_order_relaxed);
+    for (int i = 0; i < pool->n_nodes; i++) pool->counters[i].value.store(0, std::memory_order_relaxed);
     if (pool->n > 1) {
         leave_workers_cpu(pool);
         pool->task = task;
@@ -155,21 +158,51 @@ inline void pool_run(Pool *pool, Task task, void *context) {
 }
 
 // The next one of the tasks; beyond the last one when none is left.
-inline int64_t next_task(Pool *pool) { return pool->counter.value.fetch_add(1, std::memory_order_relaxed); }
+inline int64_t next_task(Pool *pool) { return pool->counters[0].value.fetch_add(1, std::memory_order_relaxed); }
 
-// The next run [begin, end) of `all` equal tasks: long ones first, then shorter ones, so that neighbours in memory
-// stay together and yet a worker that woke late or was held up leaves its share to the others.
-inline bool next_run(Pool *pool, int64_t all, int64_t longest, int64_t *begin, int64_t *end) {
-    const int64_t smallest = 1 + all / (32 * pool->n);
-    int64_t at = pool->counter.value.load(std::memory_order_relaxed);
-    int64_t size;
+// The next run [begin, end) of `all` equal tasks of a node: long ones first, then shorter ones, so that neighbours in
+// memory stay together and yet a worker that woke late or was held up leaves its share to the others.
+inline bool next_run(Pool *pool, int64_t all, int64_t longest, int64_t *begin, int64_t *end, int node = 0) {
+    const int64_t workers = ceil_div(pool->n, pool->n_nodes), smallest = 1 + all / (32 * workers);
+    std::atomic<int64_t> &counter = pool->counters[node].value;
+    int64_t at = counter.load(std::memory_order_relaxed), size;
     do {
         if (at >= all) return false;
-        size = min64(min64(longest, all - at), max64(smallest, (all - at) * 3 / (4 * pool->n)));
-    } while (!pool->counter.value.compare_exchange_weak(at, at + size, std::memory_order_relaxed));
+        size = min64(min64(longest, all - at), max64(smallest, (all - at) * 3 / (4 * workers)));
+    } while (!counter.compare_exchange_weak(at, at + size, std::memory_order_relaxed));
     *begin = at;
     *end = at + size;
     return true;
+}
+
+// A node's part of `all` rows or tiles: those whose memory lies there.
+struct NodePart {
+    int64_t first, count;
+};
+
+inline NodePart node_part(int64_t all, int node, int n_nodes) {
+    const int64_t first = all * node / n_nodes;
+    return {first, all * (node + 1) / n_nodes - first};
+}
+
+// Calls body(part, node) for a worker's own node, then for the others, whose workers may be late.
+template <class Body> void each_node(const Pool *pool, int64_t all, int worker, const Body &body) {
+    for (int i = 0; i < pool->n_nodes; i++) {
+        const int node = (pool->nodes[worker] + i) % pool->n_nodes;
+        const NodePart part = node_part(all, node, pool->n_nodes);
+        if (part.count) body(part, node);
+    }
+}
+
+// Asks for the pages from that of `from` to before that of `to` to be put on a node when they are first written: the
+// bytes for which the system agreed.
+inline int64_t prefer_node(const uint8_t *from, const uint8_t *to, int32_t node) {
+    constexpr int kPreferred = 1;
+    const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(from) / page * page, end = reinterpret_cast<uintptr_t>(to) / page * page;
+    if (end <= begin || node < 0 || node >= kMaxNodes) return 0;
+    const unsigned long mask = 1ul << node;
+    return syscall(SYS_mbind, begin, end - begin, kPreferred, &mask, kMaxNodes + 1ul, 0ul) ? 0 : int64_t(end - begin);
 }
 
 inline void pool_destroy(Pool *pool) {
@@ -204,14 +237,23 @@ inline int start_worker(Pool *pool, int worker) {
     return failed;
 }
 
-inline int pool_create(const int32_t *cpus, int32_t n, Pool **out, Message message) {
+inline int pool_create(const int32_t *cpus, const int32_t *nodes, int32_t n, Pool **out, Message message) {
     if (!cpus || !out || n < 1 || n > kMaxThreads || reinterpret_cast<uintptr_t>(cpus) % alignof(int32_t))
         return message.fail(HETERO_BAD_ARGUMENT, "a pool needs 1 to %d CPUs, not %d", kMaxThreads, n);
+    if (reinterpret_cast<uintptr_t>(nodes) % alignof(int32_t))
+        return message.fail(HETERO_BAD_ARGUMENT, "nodes: the address is no multiple of %zu", alignof(int32_t));
+    for (int32_t i = 0; nodes && i < n; i++)
+        if (nodes[i] < 0 || nodes[i] >= kMaxNodes)
+            return message.fail(HETERO_BAD_ARGUMENT, "node %d of worker %d: expected 0 to %d", nodes[i], i, kMaxNodes - 1);
     void *memory = nullptr;
     if (posix_memalign(&memory, alignof(Pool), sizeof(Pool)))
         return message.fail(HETERO_NO_MEMORY, "no memory for a thread pool");
     Pool *pool = new (memory) Pool;
     memcpy(pool->cpus, cpus, size_t(n) * sizeof(int32_t));
+    for (int32_t i = 0; nodes && i < n; i++) {
+        pool->nodes[i] = nodes[i];
+        if (nodes[i] >= pool->n_nodes) pool->n_nodes = nodes[i] + 1;
+    }
     const char *pinned = getenv("HETERO_DETERMINISTIC");
     pool->deterministic = pinned && *pinned && strcmp(pinned, "0");
     cpu_set_t allowed;

@@ -73,7 +73,8 @@ def test_within_a_step_of_two_by_two_tiles_are_only_loads_and_products(tier):
     name, text = tier
     if name != "amx":
         return
-    steps = re.findall(r"tdpbf16ps %tmm6,%tmm4,%tmm0.*?tdpbf16ps %tmm7,%tmm5,%tmm3", text, re.DOTALL)
+    first, last = "tdpbf16ps %tmm6,%tmm4,%tmm0", "tdpbf16ps %tmm7,%tmm5,%tmm3"
+    steps = re.findall(rf"{first}(?:(?!{first}).)*?{last}", text, re.DOTALL)
     assert steps
     for step in steps:
         used = re.findall(r"(tdpbf16ps|tileloadd|tilestored|%[xyz]mm)", step)

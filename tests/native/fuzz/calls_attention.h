@@ -88,8 +88,10 @@ struct AttentionCaller : Caller {
         const int64_t n = chance.between(1, 4);
         auto *cpus = reinterpret_cast<int32_t *>(chance.room(4 * n));
         for (int64_t i = 0; i < n; i++) cpus[i] = chance.number(int32_t(chance.below(2)));
+        auto *nodes = reinterpret_cast<int32_t *>(chance.room(4 * n));
+        for (int64_t i = 0; i < n; i++) nodes[i] = chance.number(int32_t(chance.below(3)));
         hetero_pool *made = nullptr;
-        const int code = hetero_pool_create(chance.at(cpus), int32_t(chance.length(n)), chance.or_null(&made),
+        const int code = hetero_pool_create(chance.at(cpus), chance.at(nodes), int32_t(chance.length(n)), chance.or_null(&made),
                                             message.text, message.bytes);
         hetero_pool_destroy(made);
         return code;

@@ -89,9 +89,9 @@ int main(int count, char **arguments) {
     if (count < 4) return fprintf(stderr, "%s SECONDS SEED THREADS [CALLS]\n", arguments[0]), 2;
     const int n = atoi(arguments[3]);
     const int64_t limit = count > 4 ? atoll(arguments[4]) : INT64_MAX;
-    const int32_t cpus[kPools] = {0, 1, 0};
+    const int32_t cpus[kPools] = {0, 1, 0}, nodes[kPools] = {0, 1, 3};
     for (int i = 0; i < kPools; i++)
-        if (hetero_pool_create(cpus, i + 1, &pools[i], nullptr, 0)) return 1;
+        if (hetero_pool_create(cpus, nodes, i + 1, &pools[i], nullptr, 0)) return 1;
     std::vector<Thread> threads(static_cast<size_t>(n));
     for (int i = 0; i < n; i++) {
         threads[size_t(i)] = {strtoull(arguments[2], nullptr, 10) + uint64_t(i), now() + atof(arguments[1]), limit, {}};
