@@ -72,7 +72,7 @@ def _model(found: Inspection) -> Iterator[tuple[str, str]]:
     from hetero.machine.advice import facts
 
     known = facts(index)
-    yield "parameters", f"{_short(known.total)}, {_short(known.active)} used by a token"
+    yield "parameters", f"{wording.amount(known.total)}, {wording.amount(known.active)} used by a token"
     yield "reads", f"{size_text(round(found.active_bytes))} of weights for a token"
     if config.mtp_layers:
         layers = wording.plural(config.mtp_layers, "layer")
@@ -121,13 +121,6 @@ def _tensors(found: Inspection) -> None:
 def _row(group: Group) -> tuple[str, str, str, str, str]:
     active = size_text(round(group.active_bytes)) if group.role else ""
     return _ROLES[group.role], group.format, f"{group.tensors:,}", size_text(group.bytes), active
-
-
-def _short(value: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:,.0f}"
 
 
 def _body(found: Inspection) -> dict[str, Any]:

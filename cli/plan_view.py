@@ -122,7 +122,7 @@ def _head(case: Case, plan: Plan, known: Facts) -> None:
     verdict = (
         output.paint("fits", "green", sys.stdout) if plan.fits else output.paint("does not fit", "red", sys.stdout)
     )
-    one = f"{_billions(known.total)} parameters, {_billions(known.active)} used by a token"
+    one = f"{wording.amount(known.total)} parameters, {wording.amount(known.active)} used by a token"
     formats = sorted({i.format for i in with_formats(case.index, case.request.experts, case.request.dense).tensors})
     shown = [f for f in formats if f != "F32"] or formats
     lines("model", f"{case.index.name}: {one}, {' and '.join(shown)}")
@@ -136,13 +136,6 @@ def machine_text(machine: Machine, plan: Plan) -> str:
     parts = [machine.cpu_model, wording.plural(plan.threads, "thread"), plan.isa_tier]
     parts += [f"{name} {size_text(free)}" for name, free in zip(machine.gpus, machine.gpu_memory_bytes, strict=False)]
     return ", ".join([*parts, f"{size_text(machine.memory_bytes)} of memory"])
-
-
-def _billions(value: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
 
 
 def _room(plan: Plan, machine: Machine, device: str) -> int | None:

@@ -31,6 +31,14 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def amount(value: float) -> str:
+    """Parameters as people count them: `671 B`, `9.66 M`."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
 def nearest(word: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
     """The known word most like `word`, or None when none is near; a `likeness` of 1 is the same word."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=likeness)
