@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetero.machine import assumptions as assumed
 from hetero.machine.assumptions import Factor
 from hetero.machine.speeds import Speed, Speeds
-from hetero.machine.traffic import Traffic, Weights, is_plain
+from hetero.machine.traffic import Traffic, Weights, attention_products, is_plain
 from hetero.machine.types import Bound, Estimate, ModelIndex, Term
 from hetero.native.widths import bits
 
@@ -67,7 +67,7 @@ def prefill(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, prompt:
     tokens = prompt / chunks
     per_chunk = [*_prefill_experts(index, made, load, rates, tokens), *_prefill_dense(made, load, rates, tokens)]
     terms = [_times(t, chunks) for t in per_chunk + _links(index, made, load, rates, tokens)]
-    terms.append(_prefill_attention(made, load, rates, prompt))
+    terms.append(_prefill_attention(index, made, load, rates, prompt))
     terms.append(fixed("overhead", "cpu", chunks * index.n_layers, "layers", _layer_overhead(load)))
     if not load.on_gpu:
         terms.append(fixed("norms", "cpu", prompt * index.n_layers, "layer tokens", assumed.CPU_CHUNK_TOKEN))
@@ -152,14 +152,14 @@ def _gpu_bytes(parts: Mapping[str, Weights], load: Load) -> int:
 
 
 def _decode_attention(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, depth: int) -> list[Term]:
-    n_bytes = depth * index.kv_elements_per_token * load.kv_bytes
+    n_bytes = index.cache_read(depth) * load.kv_bytes
     if not n_bytes:
         return []
     note = f"{depth:,} tokens of context"
     if load.on_gpu:
         return [term("attention", "cuda", n_bytes, "B", rates.gpu_read, assumed.CACHE_READ, "memory", note)]
     memory = term("attention", "cpu", n_bytes, "B", rates.stream, assumed.CACHE_READ, "memory", note)
-    ops = 2 * depth * made.query_width
+    ops = 2 * attention_products(index, made, depth - 1, 1)
     work = term("attention", "cpu", ops, "op", rates.f32, assumed.ATTENTION_ONE_OPS, "arithmetic", note)
     return [_slower(memory, work)]
 
@@ -232,9 +232,9 @@ def _prefill_dense(made: Traffic, load: Load, rates: Speeds, tokens: float) -> l
     return [_slower(memory, work)]
 
 
-def _prefill_attention(made: Traffic, load: Load, rates: Speeds, prompt: int) -> Term:
-    """Each token meets on average half of the prompt."""
-    ops = 2 * made.query_width * prompt * (prompt + 1) / 2
+def _prefill_attention(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, prompt: int) -> Term:
+    """Each token meets on average half of the prompt, or what indexers choose of it."""
+    ops = 2 * attention_products(index, made, 0, prompt)
     note = f"{prompt:,} tokens against each other"
     if load.on_gpu:
         return term("attention", "cuda", ops, "op", rates.gpu_ops, assumed.GPU_ATTENTION_OPS, "arithmetic", note)

@@ -12,6 +12,7 @@ from hetero.native.formats import packed_bytes
 
 KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 PAGE_TOKENS = 64
+INDEX_PRODUCTS_BYTES = 64 << 20
 """Tokens of one page of the KV cache; caches are whole pages."""
 TORCH_BYTES = 254 << 20
 """What the interpreter, torch and the other libraries take (x86_64, measured: 249 to 255 MiB)."""
@@ -109,10 +110,11 @@ def activation_bytes(index: ModelIndex, chunk: int) -> int:
 
 def attention_bytes(index: ModelIndex, context: int, chunk: int) -> int:
     """A chunk's attention over a full cache: one layer's keys and values gathered (2 bytes a value) and as float32,
-    and the causal mask as bool and as float32."""
+    and the causal mask as bool and as float32. Indexers hold a block of products and each token's choice (8 bytes)."""
     pages = -(-context // PAGE_TOKENS)
     layers = sum(info.name.endswith(".self_attn.o_proj.weight") for info in index.tensors) or index.n_layers
-    return pages * PAGE_TOKENS * (6 * index.kv_elements_per_token // layers + 5 * min(chunk, context))
+    chosen = INDEX_PRODUCTS_BYTES + 16 * index.attended * chunk if 0 < index.attended < context else 0
+    return pages * PAGE_TOKENS * (6 * index.kv_elements_per_token // layers + 5 * min(chunk, context)) + chosen
 
 
 def all_f32(index: ModelIndex) -> bool:

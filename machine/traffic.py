@@ -37,6 +37,8 @@ class Traffic:
     expert_layers: int
     query_width: int
     """Products of one token's attention with one token of context, over all layers."""
+    index_width: int
+    """Products of one token's indexers with one token of context, over all layers."""
 
 
 def with_formats(index: ModelIndex, experts: str | None, dense: str | None) -> ModelIndex:
@@ -109,7 +111,14 @@ def traffic(index: ModelIndex) -> Traffic:
         share=index.top_k / index.n_experts if index.n_experts else 0.0,
         expert_layers=len(layers),
         query_width=_query_width(index),
+        index_width=sum(info.shape[0] for info in index.tensors if info.name.endswith(".indexer.wq_b.weight")),
     )
+
+
+def attention_products(index: ModelIndex, made: Traffic, past: int, tokens: int) -> int:
+    """Products of the attention and the indexers of `tokens` new tokens after `past`."""
+    seen, scored = index.pairs(past, tokens)
+    return made.query_width * seen + made.index_width * scored
 
 
 def active_parameters(index: ModelIndex) -> float:

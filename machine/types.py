@@ -85,8 +85,28 @@ class ModelIndex:
     """Values of the KV type that a request keeps whatever its length: sliding windows."""
     recurrent_bytes: int = 0
     """Bytes of a request's recurrent states, which are float32 whatever the KV type."""
+    attended: int = 0
+    """Positions that a token attends to at most, as indexers choose them; 0: all that it has."""
+    index_elements: int = 0
+    """Those of `kv_elements_per_token` that indexers keep, which are read for all positions once there are more."""
     plan_only: str = ""
     """Why this version can plan the model but not run it; empty: it runs."""
+
+    def pairs(self, past: int, tokens: int) -> tuple[int, int]:
+        """How many positions `tokens` new ones after `past` attend to in all, and how many their indexers score."""
+        end, top = past + tokens, self.attended or past + tokens
+        few = min(end, top), min(past, top)
+        seen = _triangle(few[0]) - _triangle(few[1]) + top * (end - few[0] - (past - few[1]))
+        return seen, _triangle(end) - _triangle(max(past, top)) if end > top else 0
+
+    def cache_read(self, length: int) -> int:
+        """Cached values that a token reads which is the last of `length`."""
+        seen, scored = self.pairs(length - 1, 1)
+        return (self.kv_elements_per_token - self.index_elements) * seen + self.index_elements * scored
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,8 @@ def make_index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) ->
         top_k=moe.top_k if moe else 0,
         kv_elements_per_token=config.kv_elements_per_token,
         recurrent_bytes=config.recurrent_bytes,
+        attended=config.attended,
+        index_elements=config.index_elements,
     )
 
 

@@ -219,6 +219,16 @@ class ModelConfig:
         return dict.fromkeys(("k", "v"), State((self.n_kv_heads, self.head_dim)))
 
     @property
+    def attended(self) -> int:
+        """Positions that a token attends to at most; 0: all that it has."""
+        return self.indexer.top_k if self.indexer else 0
+
+    @property
+    def index_elements(self) -> int:
+        """Values that one token keeps for indexers over all layers."""
+        return self.indexer.dim * len(self.indexer.layers) if self.indexer else 0
+
+    @property
     def kv_elements_per_token(self) -> int:
         """Values that one token keeps in the KV cache over all layers."""
         return self._values(recurrent=False)

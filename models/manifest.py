@@ -188,7 +188,13 @@ def _decode_manifest(data: dict[str, Any]) -> Manifest:
     index = decode(ModelIndex, data["index"] | {"tensors": ()}, "index")
     return Manifest(
         config=config,
-        index=dataclasses.replace(index, tensors=_index_tensors(layout), recurrent_bytes=config.recurrent_bytes),
+        index=dataclasses.replace(
+            index,
+            tensors=_index_tensors(layout),
+            recurrent_bytes=config.recurrent_bytes,
+            attended=config.attended,
+            index_elements=config.index_elements,
+        ),
         fingerprint=_text(data, "fingerprint"),
         source_key=_text(data, "source_key"),
         experts=_text(data, "experts"),

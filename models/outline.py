@@ -102,6 +102,8 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
         top_k=moe.top_k if moe else 0,
         kv_elements_per_token=config.kv_elements_per_token,
         recurrent_bytes=config.recurrent_bytes,
+        attended=config.attended,
+        index_elements=config.index_elements,
     )
 
 

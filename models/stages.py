@@ -78,9 +78,11 @@ def demands(index: ModelIndex, config: ModelConfig, step: Step, kv_value_bytes: 
                 _add_matrix(out["head"], info, step.sampled)
         elif rows:
             _add_matrix(out[stage], info, rows)
-    pairs = step.tokens * step.past + step.tokens * (step.tokens + 1) / 2
-    cached = (step.past + step.tokens) * index.kv_elements_per_token * kv_value_bytes
-    out["attention"].add(cached + 2 * index.recurrent_bytes, "F32", 2.0 * pairs * _query_width(config))
+    seen, scored = index.pairs(step.past, step.tokens)
+    length = step.past + step.tokens
+    cached = length * index.kv_elements_per_token if step.tokens > 1 else index.cache_read(length)
+    products = seen * _query_width(config) + scored * _index_width(config)
+    out["attention"].add(cached * kv_value_bytes + 2 * index.recurrent_bytes, "F32", 2.0 * products)
     return out
 
 
@@ -118,3 +120,9 @@ def _query_width(config: ModelConfig) -> int:
         layers = config.n_layers - (len(config.delta.layers) if config.delta else 0)
         return layers * config.n_heads * 2 * config.head_dim
     return config.n_layers * config.n_heads * (2 * config.mla.kv_lora_rank + config.mla.rope_dim)
+
+
+def _index_width(config: ModelConfig) -> int:
+    """Multiply-adds of one token's indexers with one cached token, over all layers."""
+    indexer = config.indexer
+    return len(indexer.layers) * indexer.heads * indexer.dim if indexer else 0

@@ -8,7 +8,7 @@ import pytest
 
 from hetero.machine import assumptions as assumed
 from hetero.machine.plan import plan
-from hetero.machine.traffic import traffic, with_formats
+from hetero.machine.traffic import attention_products, traffic, with_formats
 from hetero.machine.types import Estimate, KernelRate, Machine, Measured, Plan, PlanRequest, RateAt, Rates, UsageError
 from hetero.machine.whatif import BLANK, WhatIf, imagine
 from hetero.models.card import cards
@@ -224,3 +224,18 @@ def test_a_machine_without_enough_memory_is_bound_by_its_disk() -> None:
     assert not made.fits
     assert decode(made).bound == "SSD"
     assert decode(made).likely < 1
+
+
+def test_sparse_attention_reads_what_is_chosen_and_the_indexers_keys() -> None:
+    index = cards()["glm-5.1"].index
+    made, latent, key, top = traffic(index), 78 * 576, 78 * 128, 2048
+    assert (index.attended, index.index_elements) == (top, key)
+    assert index.cache_read(top) == top * latent
+    assert index.cache_read(100_000) == top * latent + 100_000 * key
+    assert made.index_width == 78 * 32 * 128
+    few, many = (sum(max(0, n - top > 0) * n for n in range(end + 1)) for end in (top, 3000))
+    assert attention_products(index, made, 0, top) == made.query_width * top * (top + 1) // 2
+    seen = sum(min(n, top) for n in range(1, 3001))
+    assert attention_products(index, made, 0, 3000) == made.query_width * seen + made.index_width * (many - few)
+    assert index.pairs(2900, 100) == (100 * top, sum(range(2901, 3001)))
+    assert replace(index, attended=0).pairs(2900, 100) == (sum(range(2901, 3001)), 0)
