@@ -47,10 +47,10 @@ class Choices:
         seen = reversed(self._seen)
         known = (table for s, table in seen if len(s.tokens) in lengths and s.tokens == ids[: len(s.tokens)])
         table = next(known, {})
-        for layer, block in enumerate(model.model.layers):
-            indexer = getattr(block.self_attn, "indexer", None)
-            if indexer is not None:
-                indexer.forward = partial(_follow, indexer.forward, layer, table)
+        for name, module in getattr(model, "named_modules", list)():
+            if name.endswith(".self_attn.indexer"):
+                layer = int(name.removesuffix(".self_attn.indexer").rpartition(".")[2])
+                module.forward = partial(_follow, module.forward, layer, table)
 
 
 def _follow(
