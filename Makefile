@@ -17,7 +17,7 @@ KT_PYTHON ?=
 NICE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint typing bench bench-peers bench-kernels bench-plan soak demo-train clean
+.PHONY: help setup chat test lint typing bench bench-peers bench-kernels bench-plan bench-convert soak demo-train clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -46,6 +46,9 @@ bench-kernels: $(VENV)/.ready  ## every kernel by tier, format and token count b
 
 bench-plan: $(VENV)/.test  ## what hetero plan predicts against what hetero bench measures here (MODELS="a b")
 	@$(BIN)/python -m bench.plan --models "$(MODELS)" $(ARGS)
+
+bench-convert: $(VENV)/.test  ## hetero convert of every storage kind against disk and decoding (ARGS="--size 2 --publish")
+	@$(BIN)/python -m bench.convert $(ARGS)
 
 soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
 	$(BIN)/python -m pytest -m soak $(ARGS)

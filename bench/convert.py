@@ -1,9 +1,9 @@
-"""How fast `hetero convert` is against what bounds it, for each way that checkpoints store experts. `make bench-convert`.
+"""How fast `hetero convert` is against what bounds it, for each way that checkpoints store experts.
 
-For each kind a checkpoint of random codes is made and converted in a process of its own. Beside it, in the same run, two
-bounds are measured: writing and syncing a file of the store's size, and copying the weights while the kernels'
-`dequantize` decodes them, on all CPUs. A conversion should reach --share of the lower one and need no more memory than
-two layers and 300 MB. Ends with 1 where one does not.
+`make bench-convert` runs it. For each kind a checkpoint of random codes is made and converted in a process of its own.
+Two bounds are measured in the same run: writing and syncing a file of the store's size, and copying the weights while
+the kernels' `dequantize` decodes them, on all CPUs. A conversion should reach --share of the lower one and need no more
+memory than two layers and 300 MB. Ends with 1 where one does not.
 """
 
 from __future__ import annotations
@@ -247,14 +247,15 @@ def table(rows: Sequence[Row]) -> str:
 def page(rows: Sequence[Row], tier: str) -> str:
     """docs/benchmarks-convert.md."""
     setup = f"{platform.machine()}, {os.cpu_count()} CPUs, tier {tier}"
-    about = f"This file is written by `make bench-convert`; do not edit it. {setup}. Rates are bytes of the checkpoint per"
+    about = f"This file is written by `make bench-convert`; do not edit it. {setup}. Rates are bytes of the checkpoint"
     return "\n".join(
         (
             "# Conversion",
             "",
             about,
-            "second. *disk* is writing and syncing a file of the store's size, *decode* copying the weights while the",
-            "kernels' `dequantize` decodes them on all CPUs; *share* is of the lower one. The checkpoint is in the page cache.",
+            "per second. *disk* is writing and syncing a file of the store's size, *decode* copying the weights while",
+            "the kernels' `dequantize` decodes them on all CPUs; *share* is of the lower one. The checkpoint is in the",
+            "page cache.",
             "",
             table(rows),
             "",

@@ -9,9 +9,9 @@ from hetero.models.formats import plain_to_f32
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-_LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
-_HIGH = np.uint64(0xF0F0F0F0F0F0F0F0)
-_FOUR = np.uint64(4)
+_LOW, _HIGH = 0x0F0F0F0F0F0F0F0F, 0xF0F0F0F0F0F0F0F0
+_PIECE = 1 << 15
+"""Bytes that are reordered at a time: few enough that every step finds them in a cache."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which nibble of a word holds output 0, 1, ... of its eight."""
 
@@ -36,18 +36,26 @@ def block_order(codes: Bytes, run: int) -> Bytes:
     In a block of 2h codes byte j then holds code j low and code j + h high. Any shape; the last axis is a multiple of
     run / 2 bytes.
     """
-    wide = np.uint64 if run == 32 else np.uint32
-    halves = np.ascontiguousarray(codes).view(wide).reshape(-1, 2)
+    source = np.ascontiguousarray(codes).reshape(-1)
+    out = np.empty(codes.shape, dtype=np.uint8)
+    flat = out.reshape(-1)
+    for start in range(0, len(source), _PIECE):
+        _order(source[start : start + _PIECE], flat[start : start + _PIECE], np.uint64 if run == 32 else np.uint32)
+    return out
+
+
+def _order(codes: Bytes, out: Bytes, wide: type[np.uint64] | type[np.uint32]) -> None:
+    """One piece of `block_order`; a half of a block is a number of type `wide`."""
+    low, high, four = wide(_LOW & np.iinfo(wide).max), wide(_HIGH & np.iinfo(wide).max), wide(4)
+    halves = codes.view(wide).reshape(-1, 2)
     first, second = halves[:, 0], halves[:, 1]
-    low, high, four = wide(_LOW & np.uint64(np.iinfo(wide).max)), wide(_HIGH & np.uint64(np.iinfo(wide).max)), wide(4)
     # Byte i of a half holds codes 2i and 2i + 1, so it gives bytes 2i and 2i + 1 of the block.
     even = (first & low) | ((second & low) << four)
     odd = ((first >> four) & low) | (second & high)
-    pairs = odd.view(np.uint8).astype(np.uint16)
+    pairs = out.view(np.uint16)
+    pairs[:] = odd.view(np.uint8)
     pairs <<= np.uint16(8)
     pairs |= even.view(np.uint8)
-    blocks: Bytes = pairs.view(np.uint8).reshape(codes.shape)
-    return blocks
 
 
 def word_codes(words: npt.NDArray[np.uint32], order: tuple[int, ...] = tuple(range(8))) -> Bytes:

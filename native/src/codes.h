@@ -71,6 +71,27 @@ template <Kind K> inline void set_tile_codes(uint8_t *block, int r, const uint8_
     }
 }
 
+// Formats whose raw blocks hold the codes of a line of one row as four bytes, in the tile's own order.
+template <int F> constexpr bool moves_words() {
+    constexpr KindInfo kind = kind_info(F);
+    if (F == HETERO_NVFP4 || F == HETERO_Q4_K || kind_of(F) == kFp8 || kind.high) return false;
+    return kind.low == 4 || kind.low == 8;
+}
+
+// A group of 32 codes of a raw block into row r of a tile's block.
+template <int F> inline void pack_codes(const uint8_t *block, int g, uint8_t *tile, int r) {
+    constexpr FormatInfo f = kFormats[F];
+    constexpr int lines = kind_info(F).low == 4 ? 4 : 8;
+    if (moves_words<F>()) {
+        const uint8_t *from = block + f.codes + 4 * lines * g;
+        for (int line = 0; line < lines; line++) memcpy(tile + 64 * line + 4 * r, from + 4 * line, 4);
+        return;
+    }
+    uint8_t codes[kBlock];
+    get_raw_codes<F>(block, g, codes);
+    set_tile_codes<f.kind>(tile, r, codes);
+}
+
 template <Kind K> inline void get_tile_codes(const uint8_t *block, int r, uint8_t *codes) {
     constexpr KindInfo kind = kKindInfo[K];
     for (int k = 0; k < kBlock; k++) {

@@ -10,14 +10,13 @@ template <int F> void pack_row(const uint8_t *row, uint8_t *tile, int r, int64_t
     if (F == HETERO_F32) {
         for (int64_t i = 0; i < k; i++) memcpy(tile + 64 * i + 4 * r, row + 4 * i, 4);
     } else if (is_bare(F)) {
-        for (int64_t i = 0; i < k; i++) memcpy(tile + 64 * (i >> 1) + 4 * r + 2 * (i & 1), row + 2 * i, 2);
+        for (int64_t i = 0; i + 1 < k; i += 2) memcpy(tile + 32 * i + 4 * r, row + 2 * i, 4);
+        if (k & 1) memcpy(tile + 32 * (k - 1) + 4 * r, row + 2 * (k - 1), 2);
     } else {
-        uint8_t codes[kBlock], *entry = tile + scale_offset(F, k);
+        uint8_t *entry = tile + scale_offset(F, k);
         for (int64_t b = 0; b < k; b += f.block_k, row += f.raw_bytes) {
-            for (int g = 0; g < f.block_k / kBlock && b + g * kBlock < k; g++, tile += code_bytes(F)) {
-                get_raw_codes<F>(row, g, codes);
-                set_tile_codes<f.kind>(tile, r, codes);
-            }
+            for (int g = 0; g < f.block_k / kBlock && b + g * kBlock < k; g++, tile += code_bytes(F))
+                pack_codes<F>(row, g, tile, r);
             pack_scales<F>(row, entry, r);
             entry += f.scale_bytes;
         }

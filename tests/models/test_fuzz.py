@@ -9,6 +9,7 @@ import pytest
 
 from hetero.machine.types import HeteroError
 from hetero.models.checkpoint import open_checkpoint
+from tests.models.test_quantised import KINDS, make
 from tests.tiny import tiny_gguf, tiny_hf
 
 SHORT = 400
@@ -78,6 +79,19 @@ def fuzz_directory(directory, tmp_path, rounds, seed=0):
         os.symlink(directory / name, tmp_path / name)
 
 
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory):
+    root = tmp_path_factory.mktemp("quantised")
+    kinds = ("fp8 128x128", "int4 group 32, zero points", "gptq group 32", "mxfp4 in int8")
+    return [make(root / str(i), KINDS[kind][0], KINDS[kind][2])[0] for i, kind in enumerate(kinds)]
+
+
+def test_damaged_headers_of_quantised_files_never_crash_the_reader(quantised, tmp_path):
+    for i, path in enumerate(quantised):
+        (tmp_path / str(i)).mkdir()
+        fuzz_directory(path, tmp_path / str(i), SHORT // 4)
+
+
 def test_damaged_gguf_headers_never_crash_the_reader(gguf, tmp_path):
     fuzz_gguf(gguf, tmp_path, SHORT)
 
@@ -97,10 +111,11 @@ def test_any_value_in_any_config_key_is_refused_or_understood(directory, tmp_pat
 
 
 @pytest.mark.soak
-def test_ten_minutes_of_damaged_headers(gguf, directory, tmp_path):
+def test_ten_minutes_of_damaged_headers(gguf, directory, quantised, tmp_path):
     stop, seed = time.monotonic() + 600, SHORT
     while time.monotonic() < stop:
-        for name, fuzz, source in (("g", fuzz_gguf, gguf), ("d", fuzz_directory, directory)):
+        quantised_ones = [(f"q{i}", fuzz_directory, path) for i, path in enumerate(quantised)]
+        for name, fuzz, source in (("g", fuzz_gguf, gguf), ("d", fuzz_directory, directory), *quantised_ones):
             folder = tmp_path / f"{name}{seed}"
             folder.mkdir()
             fuzz(source, folder, 200, seed)

@@ -1,0 +1,43 @@
+"""The synthetic checkpoints of `make bench-convert` are sound, and its table says what was reached of which bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import convert
+from hetero.models.checkpoint import open_checkpoint
+from hetero.native import Kernels
+
+FORMATS = {
+    "BF16": "BF16",
+    "FP8 128 x 128": "FP8_E4M3",
+    "INT4 group 32": "I4_32",
+    "INT4 group 128, zero points": "U4_128",
+    "MXFP4": "MXFP4",
+    "GPTQ": "U4_128_F16",
+    "AWQ": "U4_128_F16",
+}
+
+
+@pytest.mark.parametrize("kind", convert.KINDS)
+def test_every_kind_is_a_checkpoint_whose_codes_can_be_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(convert, "HIDDEN", 256)
+    monkeypatch.setattr(convert, "INTER", 128)
+    kernels = Kernels("generic")
+    with open_checkpoint(convert.make(kind, 1 << 20, tmp_path / "m")) as c:
+        for part in ("gate", "up", "down"):
+            info = c.info(f"model.layers.0.mlp.experts.{part}.weight")
+            rows = c.read_rows(info.name, 15)
+            assert info.format == FORMATS[kind]
+            assert kernels.check_scales(info.format, rows, len(rows), info.shape[-1]) == -1
+
+
+def test_the_share_is_of_the_lower_bound() -> None:
+    row = convert.Row("FP8", 8 * 10**9, 8 * 10**9, 600e6, 2000e6, 1000e6, 10**9, 2 * 10**9)
+    assert row.share == 0.6
+    assert "| FP8 | 8.0 | 600 | 2,000 | 1,000 | 60% | 1,000 | 2,000 |" in convert.table([row])
+    assert "avx2" in convert.page([row], "avx2")
