@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 
 import torch
@@ -128,6 +129,19 @@ class KVCache:
             first = sequence.pages[0] * PAGE
             return store[first : first + length].float()
         return store.index_select(0, self._range(sequence, 0, length)).float()
+
+    def blocks(
+        self, layer: int, name: str, sequence: Sequence, length: int, size: int
+    ) -> Iterator[torch.Tensor]:
+        """`view` in turns of `size` positions, so that only so many are float32 at a time."""
+        store = self._stores[layer][name]
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            if sequence.contiguous:
+                first = sequence.pages[0] * PAGE
+                yield store[first + start : first + stop].float()
+            else:
+                yield store.index_select(0, self._range(sequence, start, stop)).float()
 
     def slots(self, sequence: Sequence, positions: torch.Tensor) -> torch.Tensor:
         """Where `positions` int64 [...] of `sequence` lie in its stores."""

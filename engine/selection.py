@@ -7,8 +7,10 @@ import torch
 from hetero.engine.batch import Span
 from hetero.engine.kvcache import KVCache
 
-_SCORES = 1 << 24
+_PRODUCTS = 1 << 24
 """Products of queries and keys that are held at a time, so that a long context needs no more memory than 64 MiB."""
+_KEYS = 8192
+"""Keys that are float32 at a time: those of a narrower cache are then widened without leaving the CPU's caches."""
 
 
 class Indexers:
@@ -31,14 +33,14 @@ class Indexers:
         """
         if span.length <= top_k:
             return None
-        keys = self._kv.view(layer, "index", span.sequence, span.length)
-        step = max(1, _SCORES // (q.shape[1] * len(keys)))
+        step = max(1, _PRODUCTS // (q.shape[1] * min(span.length, _KEYS)))
+        positions = torch.arange(span.length, device=q.device)
         parts = []
         for start in range(0, len(q), step):
             some = slice(start, start + step)
-            scores = rank(q[some], weights[some], keys)
-            own = torch.arange(span.first, span.first + len(q), device=q.device)[some, None]
-            scores.masked_fill_(torch.arange(len(keys), device=q.device) > own, float("-inf"))
+            blocks = self._kv.blocks(layer, "index", span.sequence, span.length, _KEYS)
+            scores = torch.cat([rank(q[some], weights[some], keys) for keys in blocks], dim=1)
+            scores.masked_fill_(positions > positions[span.first :][some, None], float("-inf"))
             parts.append(scores.topk(top_k, dim=-1).indices)
         return torch.cat(parts).sort(dim=-1).values
 

@@ -60,10 +60,12 @@ def scores64(q, weights, keys):
     return np.where(np.arange(len(keys)) > own, -np.inf, out)
 
 
-@pytest.mark.parametrize("block", [1 << 24, 1000])
+@pytest.mark.parametrize("products", [1 << 24, 1000])
+@pytest.mark.parametrize("block", [8192, 40])
 @pytest.mark.parametrize(("past", "tokens"), [(0, 150), (130, 1), (100, 40), (10, 30)])
-def test_the_best_positions_are_chosen(kv, past, tokens, block, monkeypatch):
-    monkeypatch.setattr(selection, "_SCORES", block)
+def test_the_best_positions_are_chosen(kv, past, tokens, products, block, monkeypatch):
+    monkeypatch.setattr(selection, "_PRODUCTS", products)
+    monkeypatch.setattr(selection, "_KEYS", block)
     span, _, keys = filled(kv, past, tokens)
     q, weights = torch.randn(tokens, HEADS, DIM), torch.randn(tokens, HEADS)
     indexers = Indexers(kv)
