@@ -79,6 +79,8 @@ def random_rows(rng: np.random.Generator, format: str, n: int, k: int) -> U8:
         blocks[:, at : at + 2] = values.view(np.uint8).reshape(-1, 2)
     if format == "MXFP4":
         blocks[:, 0] = rng.integers(116, 122, len(blocks))
+    if format == "NVFP4":
+        blocks[:, :4] = rng.integers(0, 0x28, (len(blocks), 4))
     return blocks.reshape(n, -1)
 
 
