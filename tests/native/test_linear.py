@@ -154,6 +154,24 @@ def test_avx512_gives_the_bits_of_avx2(fmt):
             assert np.array_equal(*results)
 
 
+@pytest.mark.parametrize(("fmt", "group"), [("MXFP4", 32), ("NVFP4", 16)])
+def test_every_scale_of_one_byte_is_read_as_ggml_does(kernels, pool, fmt, group):
+    k, scales = 16 * group, np.arange(256, dtype=np.uint8).reshape(16, 16)
+    rows = raw_rows(fmt, 16, k).reshape(16, -1, FORMATS[fmt].block_bytes)
+    if fmt == "MXFP4":
+        rows[..., 0] = np.minimum(scales, 230)  # greater ones overflow, and 255 is no number
+    else:
+        rows[..., :4] = scales.reshape(16, 4, 4)
+    raw = rows.reshape(16, -1)
+    x = np.zeros((16, k), np.float32)
+    for token in range(16):  # each sees one scale of each row
+        x[token, token * group : (token + 1) * group] = normal(np.random.default_rng(token), group) * 1e6
+    weights = dequantized(fmt, raw, 16, k).astype(np.float64)
+    expected, found = as_read(fmt, x) @ weights.T, product(kernels, pool, packed(kernels, fmt, raw, 16, k), x)
+    assert np.isfinite(expected).all()
+    assert (np.abs(found - expected) <= 1e-5 * (np.abs(as_read(fmt, x)) @ np.abs(weights).T)).all()
+
+
 def test_tiny_and_zero_activations_give_finite_results(kernels, pool):
     matrix = packed(kernels, "Q4_0", raw_rows("Q4_0", 16, 64), 16, 64)
     x = np.array([[0.0] * 64, [1e-38] * 64, [1e-45] * 64, [1e36] * 64], np.float32)
