@@ -28,8 +28,8 @@ T = TypeVar("T")
 Tick = Callable[[int], None]
 """Told the source bytes of each finished expert or piece, on the caller's thread."""
 
-WORKERS = 4
-"""Threads that read, hash and pack; enough to keep a disk's queue busy, few enough to bound memory."""
+WORKERS = max(3, min(8, os.cpu_count() or 1))
+"""Threads that read, hash and pack; enough to keep CPUs and a disk's queue busy, few enough to bound memory."""
 _HINT = "download the file again; its content is damaged"
 
 
