@@ -1,7 +1,7 @@
 """Matrices stored as FP8 or FP4 codes with scales, read as the kernels' raw rows without changing a code or a scale.
 
 Sources of the formulae: FP8 in blocks, DeepSeek-V3 (arXiv 2412.19437, section 3.3); e2m1 and e8m0, OCP Microscaling
-Formats 1.0; NVFP4, NVIDIA ModelOpt and compressed-tensors.
+Formats 1.0.
 """
 
 from __future__ import annotations
@@ -129,49 +129,3 @@ class Mxfp4Rows:
         out[:, :, 0] = scales
         out[:, :, 1:] = block_order(codes, 32).reshape(count, blocks, 16)
         return out.reshape(count, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Nvfp4Rows:
-    """e2m1 codes in reading order, an e4m3 scale per 16 and one float32 for all; gives NVFP4_F32.
-
-    w = code * (e4m3 * float32); with `divide` the file holds the reciprocal of the float32.
-    """
-
-    path: Path
-    stored: StoredTensor
-    scale: StoredTensor
-    whole: StoredTensor
-    divide: bool
-    n: int
-    k: int
-
-    @property
-    def format(self) -> str:
-        return "NVFP4_F32"
-
-    def rows(self, read: Read, start: int, stop: int) -> Bytes:
-        count, blocks = stop - start, self.k // 64
-        codes = spaced(read, self.stored, start * self.k // 2, self.k // 2, count, 1)
-        scales = spaced(read, self.scale, start * self.k // 16, self.k // 16, count, 1)
-        bad = (scales & 0x80 != 0) & (scales != 0x80) | (scales & _NAN == _NAN)
-        if bad.any():
-            row, block = np.argwhere(bad)[0]
-            raise ModelError(
-                f"{self.path}: tensor {self.scale.name!r}: the scale of block {block} of row {start + int(row)} is "
-                "NaN or negative",
-                DAMAGED,
-            )
-        out = np.empty((count, blocks, 40), dtype=np.uint8)
-        out[:, :, :4] = self._global(read).view(np.uint8)
-        out[:, :, 4:8] = (scales & np.uint8(_NAN)).reshape(count, blocks, 4)
-        out[:, :, 8:] = block_order(codes, 16).reshape(count, blocks, 32)
-        return out.reshape(count, -1)
-
-    def _global(self, read: Read) -> Floats:
-        raw = np.empty(4, dtype=np.uint8)
-        read(self.whole, 0, raw)
-        value = raw.view("<f4").astype(np.float32)
-        if not np.isfinite(value[0]) or value[0] <= 0:
-            raise ModelError(f"{self.path}: tensor {self.whole.name!r} is {value[0]}; expected more than 0", DAMAGED)
-        return np.float32(1) / value if self.divide else value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.machine.types import ModelError
-from hetero.models.float_codes import FP8_BLOCK, Fp8Rows, Grid, Mxfp4Rows, Nvfp4Rows
+from hetero.models.float_codes import FP8_BLOCK, Fp8Rows, Grid, Mxfp4Rows
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.int_codes import Awq, Gptq, PackedInt4
 from hetero.models.matrices import Matrix
@@ -81,7 +81,7 @@ def matrix_of(parts: Parts, path: Path, hints: Hints) -> Matrix:
     if weight.format in ("I8", "U8"):
         return _fp4(weight, parts, path)
     if weight.format not in SAFETENSORS_SUPPORTED:
-        read = "F32, F16, BF16, FP8 (F8_E4M3), MXFP4, NVFP4, and INT4 of compressed-tensors, GPTQ and AWQ"
+        read = "F32, F16, BF16, FP8 (F8_E4M3), MXFP4, and INT4 of compressed-tensors, GPTQ and AWQ"
         found = f"tensor {weight.name!r} has the dtype {weight.format}"
         raise ModelError(f"{path}: {found}; this version reads {read}", _OTHER)
     scale = next(t for name, t in parts.items() if name != "weight")
@@ -150,22 +150,21 @@ def fp8_grid(scale: StoredTensor, shape: tuple[int, ...], n: int, k: int, path: 
     return Grid(scale, expected[1], width, height)
 
 
-def _fp4(codes: StoredTensor, parts: Parts, path: Path) -> Mxfp4Rows | Nvfp4Rows:
-    """Two e2m1 codes to a byte, under scales e8m0 per 32 (MXFP4) or e4m3 per 16 and a float32 (NVFP4)."""
+def _fp4(codes: StoredTensor, parts: Parts, path: Path) -> Mxfp4Rows:
+    """Two e2m1 codes to a byte, under scales e8m0 per 32."""
     require(codes, path, None, ("U8", "I8"))
     n, half = _matrix_shape(codes, path)
     scale = _need(parts, ("weight_scale", "scale"), path)
     if scale.format == "F8_E4M3":
-        divide = "weight_packed" in parts
-        whole = _need(parts, ("weight_global_scale",) if divide else ("weight_scale_2",), path)
-        _divisible(codes, 2 * half, 64, path)
-        require(scale, path, (n, half // 8), ("F8_E4M3",))
-        require(whole, path, (1,) if whole.shape else (), ("F32",))
-        return Nvfp4Rows(path, codes, scale, whole, divide, n, 2 * half)
+        raise ModelError(
+            f"{path}: tensor {codes.name!r} is NVFP4 with a scale for the whole matrix; this version reads NVFP4 only "
+            "from GGUF files",
+            _OTHER,
+        )
     if scale.format not in _POWERS:
         raise ModelError(
             f"{path}: tensor {codes.name!r} has the dtype {codes.format} with scales of {scale.format}; of 8-bit "
-            "integers this version reads only codes of 4 bits with scales of F8_E8M0, U8 or F8_E4M3",
+            "integers this version reads only codes of 4 bits with scales of F8_E8M0 or U8",
             _OTHER,
         )
     _divisible(codes, 2 * half, 32, path)

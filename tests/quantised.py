@@ -179,20 +179,6 @@ def mxfp4(rng: np.random.Generator, n: int, k: int, *, name: str = "weight", sig
     return Quantised(parts, E2M1[codes] * np.repeat(np.exp2(exponent.astype(np.float32) - 127), 32, axis=1))
 
 
-def nvfp4(rng: np.random.Generator, n: int, k: int, *, divide: bool = False) -> Quantised:
-    """e2m1, an e4m3 scale per 16 and a float32: ModelOpt's, or compressed-tensors' with its reciprocal."""
-    codes, (bits, scales) = rng.integers(0, 16, (n, k)), e4m3(rng, (n, k // 16))
-    bits, scales = bits & 0x7F, np.abs(scales)
-    whole = np.array([4096.0 if divide else 0.00021], dtype=np.float32)
-    names = ("weight_packed", "weight_global_scale") if divide else ("weight", "weight_scale_2")
-    factor = np.float32(1) / whole if divide else whole
-    parts = {names[0]: stored(nibbles(codes)), "weight_scale": stored(bits, "F8_E4M3")}
-    parts[names[1]] = stored(whole) if divide else stored(whole, shape=())
-    parts["input_scale"] = stored(whole)
-    return Quantised(parts, E2M1[codes] * np.repeat(scales * factor, 16, axis=1))
-
-
-
 Stack = tuple[dict[str, Stored], Array, Array]
 
 

@@ -261,6 +261,7 @@ HEADERS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
     "mxfp4 scales of another shape": (
         "mxfp4 in int8", put("scale", np.ones((160, 2), np.uint8), "F8_E8M0"), None, ["[160, 2]; expected [160, 3]"],
     ),
+    "nvfp4": ("mxfp4 packed", put("weight_scale", np.ones((160, 6), np.uint8), "F8_E4M3"), None, ["is NVFP4"]),
     "int8": ("mxfp4 in int8", put("scale", np.ones((160, 1), np.float32)), None, ["8-bit integers"]),
 }  # fmt: skip
 
