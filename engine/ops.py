@@ -123,6 +123,14 @@ class Ops:
     def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         return self._runtime.owner.rotate(x, self._angles, norm, self._runtime.config.rms_norm_eps)
 
+    def route(self, logits: torch.Tensor, bias: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts that router `logits` float32 [T, E] choose: ids int32 and weights float32 [T, k].
+
+        `bias` names the small tensor [E] that corrects the choice, where the model has one.
+        """
+        correction = None if bias is None else self.small(bias)
+        return self._runtime.owner.route(logits, correction)
+
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The routed experts' weighted sum, float32 [T, hidden]."""
         return self._runtime.experts(layer, x, ids, weights)

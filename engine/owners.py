@@ -11,8 +11,9 @@ import torch.nn.functional as F
 
 from hetero.models.load import Model
 from hetero.models.rope import rotate
+from hetero.models.router import route
 from hetero.native import Kernels, PackedMatrix, Pool, allocate, packed_bytes
-from hetero.native.prepared import PreparedLinear, PreparedNorm, linear_heads
+from hetero.native.prepared import PreparedLinear, PreparedNorm, PreparedRouter, linear_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class DenseOwner(Protocol):
 
     def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
         """x [T, heads, d], RMS-normed per head by `weight` where given, then turned by `angles`."""
+
+    def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids int32 and weights float32 [T, k] of the experts that logits float32 [T, E] choose; see models.router."""
 
     def small(self, name: str) -> torch.Tensor | None:
         """A norm weight, bias or router as float32, None where the model has none of that name."""
@@ -75,6 +79,7 @@ class NativeOwner:
         self._model, self._kernels, self._pool = model, model.kernels, pool
         self._small = _smalls(model, self.device)
         self._linears: dict[tuple[str, ...], PreparedLinear] = {}
+        self._routers: dict[int, PreparedRouter] = {}
         self._norms: dict[tuple[int, int, int, int, float, bool], PreparedNorm] = {}
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -141,6 +146,34 @@ class NativeOwner:
             self._norms[key] = prepared = PreparedNorm(self._kernels, heads, d, weight, eps, half, interleaved)
         return prepared
 
+    def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        address = 0 if bias is None else bias.data_ptr()
+        router = self._routers.get(address)
+        if router is None:
+            self._routers[address] = router = self._prepare_router(address)
+        tokens, moe = logits.shape[0], self._model.config.moe
+        assert moe is not None
+        logits = logits.contiguous()
+        ids, weights = torch.empty(tokens, moe.top_k, dtype=torch.int32), torch.empty(tokens, moe.top_k)
+        router(self._pool, tokens, logits.data_ptr(), ids.data_ptr(), weights.data_ptr())
+        return ids, weights
+
+    def _prepare_router(self, bias: int) -> PreparedRouter:
+        moe = self._model.config.moe
+        assert moe is not None
+        return PreparedRouter(
+            self._kernels,
+            moe.n_experts,
+            moe.top_k,
+            sigmoid=moe.scoring == "sigmoid",
+            norm_topk=moe.norm_topk,
+            n_group=moe.n_group,
+            topk_group=moe.topk_group,
+            group_top2=moe.group_score == "top2",
+            scaling=moe.scaling,
+            bias=bias,
+        )
+
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)
 
@@ -195,6 +228,11 @@ class TorchOwner:
     def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
         x = x if weight is None else F.rms_norm(x, weight.shape, weight, eps)
         return rotate(x, angles.cos[:, None], angles.sin[:, None], angles.interleaved)
+
+    def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        moe = self._model.config.moe
+        assert moe is not None
+        return route(logits, moe, bias)
 
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)

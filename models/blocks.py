@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hetero.models.config import ModelConfig
-from hetero.models.router import route
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +41,7 @@ class Ops(Protocol):
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
     def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def rotate(self, x: torch.Tensor, interleaved: bool | None = None) -> torch.Tensor: ...
+    def route(self, logits: torch.Tensor, bias: str | None) -> tuple[torch.Tensor, torch.Tensor]: ...
     def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor: ...
     def attention(
         self,
@@ -131,8 +131,8 @@ def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> 
     prefix = f"model.layers.{layer}.mlp."
     if config.moe is None or not config.is_moe_layer(layer):
         return dense_mlp(prefix, x, ops)
-    bias = ops.small(prefix + "gate.e_score_correction_bias") if config.moe.correction_bias else None
-    ids, weights = route(ops.linear(prefix + "gate", x), config.moe, bias)
+    bias = prefix + "gate.e_score_correction_bias" if config.moe.correction_bias else None
+    ids, weights = ops.route(ops.linear(prefix + "gate", x), bias)
     routed, weights = _weighted(x, weights) if config.moe.weighs_input else (x, weights)
     out = ops.experts(layer, routed, ids, weights)
     if config.moe.shared_intermediate_size:

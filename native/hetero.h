@@ -197,6 +197,21 @@ int hetero_linear_heads(hetero_pool *pool, const hetero_matrix *matrix, int64_t 
                         int64_t n_tokens, float *out, size_t out_bytes, char *message, size_t message_bytes);
 int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message, size_t message_bytes);
 
+/* ids and weights [n_tokens, top_k] of the experts that logits [n_tokens, n_experts] choose, best first. Scores are a
+ * softmax, or sigmoids; bias [n_experts] (null: none) is added for the choice alone, which is made among the topk_group
+ * best of n_group groups, judged by their best expert or the sum of their best two. norm_topk: weights add up to scaling. */
+typedef struct {
+    int64_t n_experts, top_k, n_group, topk_group;
+    int32_t sigmoid, norm_topk, group_top2;
+    float scaling;
+    const float *bias;
+    size_t bias_bytes;
+} hetero_router;
+
+int hetero_route(hetero_pool *pool, const hetero_router *router, const float *logits, size_t logits_bytes,
+                 int64_t n_tokens, int32_t *ids, size_t ids_bytes, float *weights, size_t weights_bytes, char *message,
+                 size_t message_bytes);
+
 /* Measurements for estimates. fill writes `data`, each worker its own share, so that pages lie where workers do. read
  * reads pieces of piece_bytes (a multiple of 128) at `offsets`, in that order, shared out among the workers. compute
  * repeats multiply-adds in registers on every worker and tells how many multiplications plus additions that were: of int8

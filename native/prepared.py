@@ -75,6 +75,49 @@ class PreparedNorm:
         self._kernels.call("hetero_norm_rope", pool.native, args)
 
 
+class PreparedRouter:
+    """The choice of `top_k` of `n_experts`; `bias` is the address of a correction of scores [n_experts] (0: none)."""
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        n_experts: int,
+        top_k: int,
+        *,
+        sigmoid: bool,
+        norm_topk: bool,
+        n_group: int,
+        topk_group: int,
+        group_top2: bool,
+        scaling: float,
+        bias: int,
+    ) -> None:
+        self._kernels, self._n_experts, self._top_k = kernels, n_experts, top_k
+        router = ffi.new("hetero_router *")
+        router.n_experts, router.top_k, router.n_group, router.topk_group = n_experts, top_k, n_group, topk_group
+        router.sigmoid, router.norm_topk, router.group_top2, router.scaling = sigmoid, norm_topk, group_top2, scaling
+        router.bias, router.bias_bytes = ffi.cast(_FLOATS, bias), n_experts * 4
+        self._router: Any = router
+
+    def __call__(self, pool: Pool, tokens: int, logits: int, ids: int, weights: int) -> None:
+        """ids int32 and weights float32 [tokens, top_k] of logits float32 [tokens, n_experts]."""
+        if not tokens:
+            return
+        slots = tokens * self._top_k * 4
+        self._kernels.call(
+            "hetero_route",
+            pool.native,
+            self._router,
+            ffi.cast(_FLOATS, logits),
+            tokens * self._n_experts * 4,
+            tokens,
+            ffi.cast(_INTS, ids),
+            slots,
+            ffi.cast(_FLOATS, weights),
+            slots,
+        )
+
+
 def moe(
     kernels: Kernels, pool: Pool, bank: ExpertBank, tokens: int, top_k: int, x: int, ids: int, weights: int, out: int
 ) -> None:

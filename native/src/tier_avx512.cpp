@@ -15,3 +15,4 @@ const TileTable kTileKernels = tile_table();
 #include "api.h"
 #include "attention.h"
 #include "measure.h"
+#include "route.h"

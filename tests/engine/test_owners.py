@@ -97,11 +97,12 @@ def test_every_usable_tier_gives_the_same_model(fmt, tmp_path, monkeypatch):
         assert np.median(np.abs(found - results["generic"])) < 1e-4 * results["generic"].std()
 
 
+@pytest.mark.parametrize("arch", ["qwen3moe", "deepseek2"])
 @pytest.mark.parametrize("fmt", ["F32", "Q8_0"])
-def test_a_tokens_bits_do_not_depend_on_the_size_of_a_chunk(fmt, tmp_path, monkeypatch):
+def test_a_tokens_bits_do_not_depend_on_the_size_of_a_chunk(arch, fmt, tmp_path, monkeypatch):
     """One token at a time is what decoding does."""
     monkeypatch.setenv("HETERO_DETERMINISTIC", "1")
-    engine = Engine.load(tiny_gguf("qwen3moe", tmp_path / "m.gguf", type=fmt), device="cpu", threads=2)
+    engine = Engine.load(tiny_gguf(arch, tmp_path / "m.gguf", type=fmt), device="cpu", threads=2)
     try:
         whole = engine.logits(IDS)
         for chunk in (1, 7, 64, 100):
