@@ -168,7 +168,7 @@ class NativeOwner:
             sigmoid=moe.scoring == "sigmoid",
             norm_topk=moe.norm_topk,
             n_group=moe.n_group,
-            topk_group=moe.topk_group,
+            topk_group=moe.topk_group if moe.n_group > 1 else 1,
             group_top2=moe.group_score == "top2",
             scaling=moe.scaling,
             bias=bias,
