@@ -90,7 +90,8 @@ def test_every_native_format_of_a_card_is_the_models_own() -> None:
 
 
 def test_a_config_alone_has_the_tensors_of_the_checkpoint_it_belongs_to(tmp_path: Path) -> None:
-    for family in ("llama", "qwen3_moe", "deepseek_v3", "deepseek_v2_lite"):
+    qwen = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5_moe")
+    for family in ("llama", *qwen, "deepseek_v3", "deepseek_v2_lite"):
         whole = tiny_hf(family, tmp_path)
         bare = tmp_path / f"{family}-bare" / "config.json"
         bare.parent.mkdir()
