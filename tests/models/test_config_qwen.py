@@ -1,4 +1,4 @@
-"""Qwen configurations: defaults, nested text parts, layer kinds, GGUF metadata, and what the files on the hub look like."""
+"""Qwen configurations: defaults, nested text parts, kinds of layers, GGUF metadata, and files as they are on the hub."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_gguf_and_hugging_face_agree(family: str, tmp_path: Path) -> None:
     changes = {"linear_key_head_dim": 32} if family in ("qwen3_next", "qwen3_5_moe") else {}
     directory = tiny_hf(family, tmp_path, **changes)
     with open_checkpoint(directory) as hf, open_checkpoint(qwen_gguf(directory, tmp_path / "m.gguf")) as gguf:
-        for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_size", "qk_norm", "attention_bias", "moe"):
+        for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_size", "qk_norm", "moe"):
             assert getattr(hf.config, name) == getattr(gguf.config, name), name
         assert hf.config.rope.dim == gguf.config.rope.dim
         assert hf.index.kv_elements_per_token == gguf.index.kv_elements_per_token
