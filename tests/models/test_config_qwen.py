@@ -1,4 +1,4 @@
-"""Qwen configurations: defaults, nested text parts, kinds of layers, GGUF metadata, and files as they are on the hub."""
+"""Qwen configurations: defaults, nested text parts, kinds of layers, GGUF metadata, and files as on the hub."""
 
 from __future__ import annotations
 
