@@ -85,7 +85,12 @@ def moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int,
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
     """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
-    return model_tensors(config)
+    return without_output_bias(model_tensors(config))
+
+
+def without_output_bias(tensors: dict[str, Expected]) -> dict[str, Expected]:
+    """Qwen2 has biases on q, k and v alone."""
+    return {name: want for name, want in tensors.items() if not name.endswith(".o_proj.bias")}
 
 
 def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:

@@ -10,6 +10,7 @@ from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig
 from hetero.models.families.common import Expected, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors, norm_tensors
+from hetero.models.families.qwen2_moe import without_output_bias
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,9 @@ def config_from_gguf(
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
     """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
     out = model_tensors(config)
-    return out | norm_tensors(config, config.head_dim, config.head_dim) if config.qk_norm else out
+    if config.qk_norm:
+        return out | norm_tensors(config, config.head_dim, config.head_dim)
+    return without_output_bias(out)
 
 
 def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:
