@@ -75,6 +75,9 @@ def prepare(model: str | None, request: PlanRequest) -> Prepared:
     path = _path(model)
     with contextlib.closing(open_model(path)) as source:
         index = source.index
+        notes = source.notes
+    for text in notes:
+        output.note(text)
     from hetero.cli.rates import with_known_rates
     from hetero.machine.plan import plan as make_plan
     from hetero.machine.probe import probe

@@ -33,6 +33,8 @@ class Store:
     path: Path
     manifest: Manifest
     kind: Literal["store"] = "store"
+    notes: tuple[str, ...] = ()
+    """None: what was ignored or assumed of the source was told when it was converted."""
 
     @property
     def config(self) -> ModelConfig:

@@ -10,7 +10,7 @@ import pytest
 from hetero.cli import bench
 from hetero.cli.runs import Sizes
 from tests.cli.harness import Run
-from tests.tiny import random_weights, tiny_config, write_gguf
+from tests.tiny import random_weights, tiny_config, tiny_hf, write_gguf
 
 
 def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
@@ -198,3 +198,11 @@ def test_convert_says_where_answers_end(run: Run, model: Path, tmp_path: Path) -
     assert (code, out.strip()) == (0, str(tmp_path / "s.hetero"))
     assert "answers end at" in err
     assert "<|im_end|>" in err
+
+
+def test_what_was_ignored_of_a_checkpoint_is_told(run: Run, tmp_path: Path) -> None:
+    source = tiny_hf("llama", tmp_path)
+    (source / "extra.safetensors").write_bytes(b"not looked at")
+    code, _, err = run("bench", source, "--prefill", "5", "--decode", "2", "--repeat", "1")
+    assert code == 0
+    assert "extra.safetensors" in err
