@@ -10,9 +10,11 @@ from pathlib import Path
 
 from hetero.machine.types import UsageError
 from hetero.models.journal import JOURNAL
+from hetero.models.layout import DENSE_FILE, MTP_FILE, SMALL_FILE
+from hetero.models.manifest import MANIFEST
 
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-_FILES = ("manifest.json", "dense.bin", "small.safetensors", r"experts-\d{5}.bin", JOURNAL)
+_FILES = (*map(re.escape, (MANIFEST, DENSE_FILE, SMALL_FILE, MTP_FILE, JOURNAL)), r"experts-\d{5}\.bin")
 _OURS = re.compile(rf"({'|'.join(_FILES)})(\.part)?|tokenizer")
 
 

@@ -66,6 +66,16 @@ def test_prediction_layers_do_not_change_the_fingerprint(
     )
 
 
+def test_a_store_with_prediction_layers_is_replaced_by_force(
+    source: tuple[Path, dict[str, np.ndarray]], tmp_path: Path, kernels: Kernels
+) -> None:
+    first = convert(source[0], tmp_path / "m.hetero", kernels=kernels)
+    again = convert(source[0], tmp_path / "m.hetero", experts="q8", kernels=kernels, force=True)
+    assert (first.experts, again.experts) == ("keep", "q8")
+    assert sorted(path.name for path in tmp_path.glob("m.hetero*")) == ["m.hetero"]
+    verify(again.path)
+
+
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_a_flipped_bit_of_a_prediction_layer_is_found(
     source: tuple[Path, dict[str, np.ndarray]], tmp_path: Path, kernels: Kernels, where: str
