@@ -130,7 +130,7 @@ def _show(report: ConvertReport, source: Path, verified: bool) -> None:
     )
     both = size_text(report.source_file_bytes + report.store_bytes)
     if verified:
-        output.note(f"both copies take {both}; the store is whole, so {source} may be deleted")
+        output.note(f"both copies take {both}; the store is whole, so {source} may be deleted{_lost(report.experts)}")
     else:
         check = f"hetero convert {shlex.quote(str(report.path))} --verify"
         output.note(f"both copies take {both}; {check} says whether the source may be deleted")
@@ -151,8 +151,13 @@ def _note_text(store: Path) -> None:
         output.note(note)
 
 
+def _lost(treatment: str) -> str:
+    """What a checkpoint has that its store lacks, where weights were quantised."""
+    return "" if treatment == "keep" else f" unless you want its weights as they were before {treatment}"
+
+
 def _verify(store: Path, as_json: bool) -> None:
-    from hetero.models.store import verify
+    from hetero.models.store import open_store, verify
 
     with output.progress("verifying") as progress:
         report = verify(store, progress)
@@ -161,7 +166,8 @@ def _verify(store: Path, as_json: bool) -> None:
         output.json_result("hetero.convert", body | {"verified": True})
     else:
         whole = f"{report.files} files, {size_text(report.bytes)}: every byte is as it was written"
-        output.success(f"{whole}; the checkpoint it was made from may be deleted")
+        lost = _lost(open_store(report.path).manifest.experts)
+        output.success(f"{whole}; the checkpoint it was made from may be deleted{lost}")
         output.result(str(report.path))
 
 

@@ -74,6 +74,8 @@ def remove(
     if not os.path.lexists(path):
         known.forget(path)
         output.note(f"{path} is gone already and now off the list")
+        if json:
+            output.json_result("hetero.models.rm", {"path": path, "bytes": 0})
         return
     if not yes and not _agreed(path, json):
         output.note("nothing is deleted")

@@ -212,5 +212,3 @@ def _facts(text: TextModel, embeddings: int) -> TextFacts:
         text.dialect.name,
         text.notes,
     )
-
-

@@ -17,7 +17,6 @@ from hetero.models.float_codes import DAMAGED
 from hetero.models.formats import StoredTensor, plain_to_f32
 from hetero.models.matrices import Read, window
 
-Words = npt.NDArray[np.uint32]
 _CENTRE = 8
 
 

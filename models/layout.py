@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, UsageError
 from hetero.models.formats import StoredTensor
 from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_bytes
 
-ExpertMode = Literal["keep", "q4", "q8", "bf16"]
 EXPERT_TARGETS: dict[str, str] = {"q4": "Q4_0", "q8": "Q8_0", "bf16": "BF16"}
 EXPERT_PARTS = ("gate", "up", "down")
 PAGE = 4096

@@ -221,7 +221,7 @@ def rope_from_hf(
         expected = "1 (this architecture rotates the whole head)" if partial is None else "at most 1"
         raise keys.fail("partial_rotary_factor", f"{factor:g}", expected)
     dim = int(dim * factor)
-    theta = p.number("rope_theta", keys.number("rope_theta", theta))
+    theta = p.number("rope_theta", keys.number("rope_theta", theta, above=1.0), above=1.0)
     rope = RopeConfig(theta=theta, dim=_even(keys, dim), interleaved=interleaved, kind=cast(RopeKind, kind))
     return rope if kind == "default" else _scaled(rope, p, keys, max_context)
 
@@ -251,7 +251,7 @@ def _scaled(rope: RopeConfig, p: Keys, keys: Keys, max_context: int) -> RopeConf
 
 def rope_from_gguf(keys: Keys, dim: int, max_context: int, *, interleaved: bool) -> RopeConfig:
     """Rope settings of GGUF metadata; llama.cpp's default for a missing base is 10000."""
-    theta = keys.number("rope.freq_base", 10000.0)
+    theta = keys.number("rope.freq_base", 10000.0, above=1.0)
     rope = RopeConfig(theta=theta, dim=_even(keys, dim), interleaved=interleaved)
     old_linear = keys.optional_number("rope.scale_linear")
     kind = keys.text("rope.scaling.type", "none" if old_linear is None else "linear")

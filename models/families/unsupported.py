@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_DELTA = "linear attention with the gated delta rule"
+_QWEN35 = "Qwen3.5's layers without experts"
 _KDA = "Kimi delta attention"
 _DENSE = "this dense architecture"
 
@@ -10,7 +10,7 @@ NEEDS_GGUF: dict[str, str] = {
     "deepseek": "the first DeepSeek-MoE's grouped-query attention",
     "deepseek4": "compressed attention, hash routing and hyper-connections",
     "glm4": _DENSE,
-    "qwen35": _DELTA,
+    "qwen35": _QWEN35,
     "kimi-linear": _KDA,
     "kimi-k3": f"{_KDA}, attention residuals and latent experts",
     "glm5-next": f"{_KDA}, sparse attention over pooled keys and hyper-connections",
@@ -34,6 +34,7 @@ NEEDS_GGUF: dict[str, str] = {
 
 NEEDS_HF: dict[str, str] = {
     "DeepseekForCausalLM": NEEDS_GGUF["deepseek"],
+    **dict.fromkeys(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN35),
     "DeepseekV4ForCausalLM": NEEDS_GGUF["deepseek4"],
     "KimiLinearForCausalLM": NEEDS_GGUF["kimi-linear"],
     "KimiK3ForConditionalGeneration": NEEDS_GGUF["kimi-k3"],

@@ -75,7 +75,7 @@ def test_convert_writes_a_store_that_chats_the_same(run: Run, model: Path, tmp_p
     assert (code, out) == (0, f"{store}\n")
     assert "converted and verified" in err
     assert f"hetero chat {store}" in err
-    assert re.search(rf"both copies take [\d.]+ \w+; the store is whole, so {model} may be deleted", out + err)
+    assert re.search(rf"both copies take [\d.]+ \w+; the store is whole, so {model} may be deleted\n", out + err)
     before = run.json("chat", model, "-p", "hello", "-n", "6")
     after = run.json("chat", store, "-p", "hello", "-n", "6")
     assert before["answer"] == after["answer"]
@@ -88,10 +88,13 @@ def test_quantising_prints_the_error_of_every_layer(run: Run, model: Path, tmp_p
     layers = tiny_config("qwen3moe")["num_hidden_layers"]
     assert [line["layer"] for line in body["errors"]] == list(range(layers))
     assert all(0.01 < line["relative_rms"] < 0.2 for line in body["errors"])
-    code, out, _ = run("convert", model, tmp_path / "q8.hetero", "--experts", "q8")
+    code, out, err = run("convert", model, tmp_path / "q8.hetero", "--experts", "q8", "--verify")
     assert code == 0
     assert "error of q8 experts" in out
     assert out.count("%") == layers
+    kept = "may be deleted unless you want its weights as they were before q8"
+    assert kept in " ".join(err.split())
+    assert kept in " ".join(run("convert", tmp_path / "q8.hetero", "--verify")[2].split())
 
 
 def test_mixed_experts_and_dense_matrices_are_shown_and_planned_as_they_are_written(

@@ -59,6 +59,12 @@ def test_what_is_gone_or_damaged_is_shown_as_such(run: Run, store: Path) -> None
     assert [row["kind"] for row in run.json("models")["models"]] == ["checkpoint"]
 
 
+def test_rm_of_what_is_gone_answers_in_json_too(run: Run, store: Path) -> None:
+    store.rename(store.with_name("away"))
+    body = run.json("models", "rm", "tiny", "--yes")
+    assert (body["path"], body["bytes"]) == (str(store), 0)
+
+
 def test_rm_asks_and_without_a_terminal_wants_yes(run: Run, store: Path) -> None:
     code, _, err = run("models", "rm", "tiny")
     assert code == 2
