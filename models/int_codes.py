@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hetero.machine.types import ModelError
 from hetero.models.codes import AWQ_ORDER, Bytes, block_order, joined, word_codes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, UsageError
 from hetero.models.formats import StoredTensor
