@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from hetero.models.families import FAMILIES as MODULES
 from hetero.models.families import family_for_hf
 from hetero.models.families.common import recorded_keys
+from hetero.models.families.unsupported import NEEDS_GGUF, NEEDS_HF
 from tests.tiny import FAMILIES, _config_class
 
 ANY = {
@@ -106,6 +108,13 @@ def test_no_tensor_that_a_family_needs_is_on_its_skip_list(name: str) -> None:
     skip = re.compile("|".join(family.SKIP_HF) or r"(?!)")
     assert not [tensor for tensor in family.expected_tensors(config) if skip.fullmatch(tensor)]
     assert not set(family.expected_tensors(config)) & set(family.SKIP_GGUF)
+
+
+def test_the_readme_names_every_architecture_and_no_supported_one_counts_as_unsupported() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    names = {name for f in MODULES.values() for name in (*f.GGUF_ARCHS, *f.HF_ARCHITECTURES)}
+    assert not {name for name in names if f"`{name}`" not in text}
+    assert not names & (NEEDS_GGUF.keys() | NEEDS_HF.keys())
 
 
 def test_every_family_of_experts_or_not_has_a_tiny_model() -> None:
