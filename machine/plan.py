@@ -51,7 +51,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         raise _refusal(index, machine, shape, ledger, short, room)
     if short:
         notes += [_short_text(machine, ledger, short, room)]
-    notes += _readiness(index, shape) + _calibration_note(request)
+    notes += _readiness(shape) + _calibration_note(request)
     prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(index, short))
     return Plan(
         placement=shape.placement,
@@ -88,17 +88,12 @@ def _shape(index: ModelIndex, machine: Machine, request: PlanRequest) -> tuple[S
     return shape, room, notes
 
 
-def _readiness(index: ModelIndex, shape: Shape) -> list[str]:
+def _readiness(shape: Shape) -> list[str]:
     """What this version cannot do yet of what is planned, one sentence each."""
-    notes = []
-    if index.plan_only:
-        notes.append(f"plan only: {index.plan_only}")
-    if shape.packed_on_gpu and shape.placement.dense != "cpu":
-        notes.append(
-            "plan only: this version unpacks dense matrices to bf16 on a GPU; here they keep their format "
-            "and run from CUDA graphs"
-        )
-    return notes
+    if not shape.packed_on_gpu or shape.placement.dense == "cpu":
+        return []
+    unpacks = "this version unpacks dense matrices to bf16 on a GPU"
+    return [f"plan only: {unpacks}; here they keep their format and run from CUDA graphs"]
 
 
 def _calibration_note(request: PlanRequest) -> list[str]:

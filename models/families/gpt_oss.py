@@ -10,7 +10,7 @@ import numpy as np
 
 from hetero.models.blocks import Batch, Ops, decoder, project
 from hetero.models.config import ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ NAME = "gpt_oss"
 HF_ARCHITECTURES = ("GptOssForCausalLM",)
 HF_MODEL_TYPES = ("gpt_oss",)
 GGUF_ARCHS = ("gpt-oss",)
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 RENAME_HF = ((r"\.mlp\.router\.", ".mlp.gate."),)
 FUSED_EXPERTS = FusedExperts(transposed=True, interleaved=True)
 SKIP_GGUF: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig, MoeConfig, Multipliers
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ NAME = "granite_moe"
 HF_ARCHITECTURES = ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM")
 HF_MODEL_TYPES = ("granitemoe", "granitemoeshared")
 GGUF_ARCHS = ("granitemoe",)
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 RENAME_HF = (
     (r"\.block_sparse_moe\.router\.layer\.", ".mlp.gate."),
     (r"\.block_sparse_moe\.input_linear\.", ".mlp.experts.gate_up_proj."),

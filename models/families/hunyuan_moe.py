@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, project
 from hetero.models.config import ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, Keys
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors, norm_tensors
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ NAME = "hunyuan_moe"
 HF_ARCHITECTURES = ("HunYuanMoEV1ForCausalLM",)
 HF_MODEL_TYPES = ("hunyuan_v1_moe",)
 GGUF_ARCHS = ("hunyuan-moe",)
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 RENAME_HF = (
     (r"\.mlp\.gate\.wg\.", ".mlp.gate."),
     (r"\.mlp\.shared_mlp\.", ".mlp.shared_experts."),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig
 from hetero.models.families.common import (
+    INV_FREQ,
     MAX_LAYERS,
     Expected,
     Keys,
@@ -28,7 +29,7 @@ NAME = "llama"
 HF_ARCHITECTURES = ("LlamaForCausalLM",)
 HF_MODEL_TYPES = ("llama",)
 GGUF_ARCHS = ("llama",)
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 RENAME_HF: tuple[tuple[str, str], ...] = ()
 FUSED_EXPERTS = None
 SKIP_GGUF: tuple[str, ...] = ("rope_freqs.weight",)  # read into the configuration (`RopeConfig.freq_factors`)

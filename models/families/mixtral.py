@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RENAME_HF = (
     (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
     (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),
 )
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 FUSED_EXPERTS = FusedExperts()
 SKIP_GGUF: tuple[str, ...] = ("rope_freqs.weight",)
 PERMUTED_QK = True

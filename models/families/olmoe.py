@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, wide_norm_attention
 from hetero.models.config import ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors, norm_tensors
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ HF_ARCHITECTURES = ("OlmoeForCausalLM",)
 HF_MODEL_TYPES = ("olmoe",)
 GGUF_ARCHS = ("olmoe",)
 RENAME_HF: tuple[tuple[str, str], ...] = ()
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 FUSED_EXPERTS = FusedExperts()
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False

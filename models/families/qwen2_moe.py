@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig, MoeConfig
-from hetero.models.families.common import MAX_EXPERTS, Expected, FusedExperts, Keys, gguf_shape
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys, gguf_shape
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ HF_ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 HF_MODEL_TYPES = ("qwen2_moe",)
 GGUF_ARCHS = ("qwen2moe",)
 RENAME_HF: tuple[tuple[str, str], ...] = ((r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),)
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False
 FUSED_EXPERTS = FusedExperts()

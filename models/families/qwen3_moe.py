@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig, MoeConfig
 from hetero.models.families.common import (
+    INV_FREQ,
     MAX_EXPERTS,
     MAX_LAYERS,
     Expected,
@@ -31,7 +32,7 @@ NAME = "qwen3_moe"
 HF_ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 HF_MODEL_TYPES = ("qwen3_moe",)
 GGUF_ARCHS = ("qwen3moe",)
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 RENAME_HF: tuple[tuple[str, str], ...] = ()
 FUSED_EXPERTS = FusedExperts()
 SKIP_GGUF: tuple[str, ...] = ()

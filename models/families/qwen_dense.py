@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig
-from hetero.models.families.common import Expected, Keys
+from hetero.models.families.common import INV_FREQ, Expected, Keys
 from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors, norm_tensors
 from hetero.models.families.qwen2_moe import without_output_bias
 
@@ -20,7 +20,7 @@ HF_ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
 HF_MODEL_TYPES = ("qwen2", "qwen3")
 GGUF_ARCHS = ("qwen2", "qwen3")
 RENAME_HF: tuple[tuple[str, str], ...] = ()
-SKIP_HF = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+SKIP_HF = (INV_FREQ,)
 SKIP_GGUF: tuple[str, ...] = ()
 PERMUTED_QK = False
 FUSED_EXPERTS = None

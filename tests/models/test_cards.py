@@ -74,11 +74,6 @@ def test_cards_are_found_by_other_names_and_in_any_case() -> None:
     assert find_card("deepseek") is None
 
 
-@pytest.mark.parametrize("name", ["glm-5.1", "deepseek-r1", "kimi-k2.6", "gpt-oss-120b", "qwen3-30b-a3b"])
-def test_cards_of_what_runs_are_not_for_planning_only(name: str) -> None:
-    assert cards()[name].index.plan_only == ""
-
-
 def test_every_native_format_of_a_card_is_the_models_own() -> None:
     def formats(name: str) -> set[str]:
         return {info.format for info in cards()[name].index.tensors if info.role == "expert"}
