@@ -91,7 +91,7 @@ struct Caller {
         const int64_t scratch = 24 * n * (k + 192) + 4096;
         return hetero_tile(chance.number(f), chance.count(k), chance.at(chance.room(size)), chance.bytes(size),
                            chance.at(chance.floats(n * k)), chance.bytes(4 * n * k), chance.count(n),
-                           chance.at(chance.room((scratch + 63) / 64 * 64, false)), chance.bytes(scratch / 64 * 64),
+                           chance.at(chance.room((scratch + 63) / 64 * 64, false)), chance.capacity(scratch / 64 * 64),
                            chance.at(chance.floats(16 * n)), chance.bytes(64 * n), message.text, message.bytes);
     }
 

@@ -41,7 +41,7 @@ struct AttentionCaller : Caller {
         return hetero_kv_append(chance.number(format), chance.at(chance.floats(n * width)), chance.bytes(4 * n * width),
                                 chance.count(n), chance.count(width), chance.count(first), chance.at(table(pages, there)),
                                 chance.length(pages), chance.count(page), chance.or_null(chance.room(store)),
-                                chance.bytes(store), message.text, message.bytes);
+                                chance.capacity(store), message.text, message.bytes);
     }
 
     int norm_rope() {
@@ -51,7 +51,7 @@ struct AttentionCaller : Caller {
         a.n_tokens = chance.count(n), a.heads = chance.count(heads), a.d = chance.count(d);
         a.half = chance.count(half), a.x_stride = chance.count(stride);
         a.interleaved = int32_t(chance.below(2)), a.eps = 1e-6f;
-        a.x = chance.at(chance.floats(read)), a.x_bytes = chance.bytes(4 * read);
+        a.x = chance.at(chance.floats(read)), a.x_bytes = chance.capacity(4 * read);
         if (chance.below(2)) a.weight = chance.at(chance.floats(d)), a.weight_bytes = chance.bytes(4 * d);
         a.cos = chance.at(chance.floats(n * half)), a.sin = chance.at(chance.floats(n * half));
         a.table_bytes = chance.bytes(4 * n * half);

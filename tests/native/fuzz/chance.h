@@ -92,6 +92,8 @@ class Chance {
         const size_t others[] = {0, some / 2, some ? some - 1 : 0, some > 4 ? some - 4 : 0, SIZE_MAX, size_t(1) << 62};
         return others[below(6)];
     }
+    // The length in bytes of memory of which a call may use a part: never more than there are.
+    size_t capacity(int64_t right) { return size_t(change() ? below(right + 1) : right); }
     int32_t number(int32_t right) {
         if (!change()) return right;
         const int32_t others[] = {-1, 1 << 30, INT32_MIN, INT32_MAX, right + 1, right - 1, int32_t(below(64))};
