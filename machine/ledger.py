@@ -12,8 +12,9 @@ from hetero.native.formats import packed_bytes
 
 KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 PAGE_TOKENS = 64
-INDEX_PRODUCTS_BYTES = 64 << 20
 """Tokens of one page of the KV cache; caches are whole pages."""
+INDEX_PRODUCTS_BYTES = 64 << 20
+"""What an indexer's products of queries and keys take at a time (`hetero.engine.selection`)."""
 TORCH_BYTES = 254 << 20
 """What the interpreter, torch and the other libraries take (x86_64, measured: 249 to 255 MiB)."""
 TORCH_CUDA_BYTES = 700 << 20

@@ -122,7 +122,10 @@ class PagedAttention:
     def step(
         self, pool: Pool, table: Table, first: int, n_tokens: int, q: int, k: int, v: int, turn: Turn, out: int
     ) -> None:
-        """Norm and turn raw q [n_tokens, heads, d] and k, store k and v, attend: what a decode does, in one call."""
+        """Norm and turn raw q [n_tokens, heads, d] and k, store k and v, attend: what a decode does, in one call.
+
+        `turn` differs between calls in nothing but the addresses of cos and sin.
+        """
         pages = self._place(table, first, n_tokens, out)
         step, args = self._step, self._args
         step.q, step.k, step.v = ffi.cast(_FLOATS, q), ffi.cast(_FLOATS, k), ffi.cast(_FLOATS, v)

@@ -118,8 +118,8 @@ int hetero_linear(hetero_pool *pool, const hetero_matrix *const *matrices, int32
 int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_bytes, const float *x, size_t x_bytes,
                 int64_t n_tokens, uint8_t *scratch, size_t scratch_bytes, float *out, size_t out_bytes, char *message,
                 size_t message_bytes);
-/* Before a bank's memory is written: asks the system to keep part i of each expert's rows on the memory node nodes[i].
- * *placed = the bytes for which it agreed, which differ from all by what shares a page. */
+/* Before a bank's memory is written: takes the pages of part i of each expert's rows on the memory node nodes[i]. *placed
+ * = the bytes for which the system (Linux 5.14 or newer) agreed, which differ from all by what shares a page. */
 int hetero_bank_place(const hetero_bank *bank, const int32_t *nodes, int32_t n_nodes, int64_t *placed, char *message,
                       size_t message_bytes);
 /* out[t, :] = sum over slots s of weights[t, s] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, s]; -1: none. */

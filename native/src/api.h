@@ -1,7 +1,7 @@
 // The exported functions: each checks its arguments and lengths, then hands over to the part that works.
 #pragma once
 #include "checks.h"
-#include "moe.h"
+#include "placement.h"
 
 namespace {
 

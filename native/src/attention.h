@@ -20,7 +20,6 @@ inline int64_t first_visible(const hetero_attention_args *a, int64_t position) {
     return a->chunk ? max64(in_window, position / a->chunk * a->chunk) : in_window;
 }
 
-
 // Some tokens' heads of one group.
 struct Tile {
     int64_t group, head, heads, token, tokens;

@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kMoeTokens = 2048;       // tokens per pass: bounds the scratch memory
 constexpr int64_t kUnitRows = 32;          // rows of the intermediate per unit of work: one group of activations
 constexpr int64_t kPairBlock = kHasTiles ? 256 : 128;  // pairs whose gate and up values stay in L1/L2
+constexpr int64_t kFewPairs = 4;           // for each active expert; fewer are bound by memory
 constexpr int64_t kFromStride = 16;        // 128 bytes, so that workers do not share lines
 constexpr int64_t kColumnBytes = 1 << 19;  // a task's unmerged columns, which should stay in L2
 
@@ -37,7 +38,7 @@ struct MoeJob {
     int32_t *pair_token;     // [n_pairs] in expert order
     int32_t *pair_of;        // [n_tokens * top_k] where that slot's pair lies, or -1
     float *h;                // [n_pairs, h_stride] when down is plain
-    float *columns;          // per worker [n_pairs, strip_stride]
+    float *columns;          // per worker [n_pairs, strip_stride], or of few pairs [n_pairs, whole tiles of hidden]
     uint16_t *gathered;      // per worker [kPairBlock] rows of bf16 activations in pair order, for tile kernels
     int64_t *gathered_from;  // per worker, kFromStride apart: the first of these pairs, or -1
     uint8_t *token_memory, *h_memory;
@@ -62,7 +63,8 @@ struct MoeJob {
         const int64_t tiles = ceil_div(bank->hidden, kRows);
         strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
         strip_stride = strip * kRows;
-        columns = arena->take<float>(max64(pool->n * slots * strip_stride, slots * tiles * kRows));
+        const int64_t streamed = min64(slots, kFewPairs * bank->n_experts) * tiles * kRows;
+        columns = arena->take<float>(max64(pool->n * slots * strip_stride, streamed));
     }
 
     // Counting sort of the slots by expert; within an expert pairs stay in token order.
@@ -83,7 +85,7 @@ struct MoeJob {
         }
         for (int64_t e = bank->n_experts; e > 0; e--) offsets[e] = offsets[e - 1];  // undo the advance
         offsets[0] = 0;
-        few = n_pairs < 4 * n_active;
+        few = n_pairs < kFewPairs * n_active;
         if (!few) sort_active();
         cut_blocks();
     }
@@ -292,27 +294,6 @@ struct MoeJob {
         if (pool->deterministic) tokens.b = hidden.b = nullptr;
     }
 };
-
-// Asks the system to keep each node's part of every expert on the node of that number when its pages are first written;
-// the bytes for which it agreed. A page that two parts share goes to the later one. Experts that do not start on pages
-// are left alone.
-inline int64_t place_bank(const hetero_bank *bank, const int32_t *nodes, int n_nodes) {
-    const int64_t page = sysconf(_SC_PAGESIZE), down_tile = tile_bytes(bank->down_format, bank->inter);
-    const int64_t unit = 2 * (tile_bytes(bank->gate_format, bank->hidden) + tile_bytes(bank->up_format, bank->hidden));
-    if (reinterpret_cast<uintptr_t>(bank->data) % uintptr_t(page) || bank->stride % page) return 0;
-    int64_t placed = 0;
-    for (int64_t e = 0; e < bank->n_experts; e++)
-        for (int node = 0; node < n_nodes; node++) {
-            const NodePart up = node_part(ceil_div(bank->inter, kUnitRows), node, n_nodes);
-            const NodePart down = node_part(ceil_div(bank->hidden, kRows), node, n_nodes);
-            const uint8_t *expert = bank->data + e * bank->stride;
-            const int64_t up_end = min64((up.first + up.count) * unit, bank->down_offset);
-            const int64_t down_at = bank->down_offset + down.first * down_tile;
-            placed += prefer_node(expert + up.first * unit, expert + up_end, nodes[node]);
-            placed += prefer_node(expert + down_at, expert + down_at + down.count * down_tile, nodes[node]);
-        }
-    return placed;
-}
 
 inline int moe(Pool *pool, const hetero_bank *bank, const float *x, int64_t n_tokens, const int32_t *ids,
                const float *weights, int64_t top_k, float *out, Message message) {

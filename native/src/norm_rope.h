@@ -124,7 +124,8 @@ inline void store_new(Pool *pool, const hetero_attention_args *a, const hetero_s
 inline int check_rope(const hetero_rope_args *a, Message message) {
     if (!a) return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: null pointer");
     if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->heads < 1 || a->heads > 65536 || a->d < 1 || a->d > (1 << 20) ||
-        a->half < 0 || a->half > Turn::kMaxHalf || 2 * a->half > a->d || a->x_stride < a->heads * a->d || a->x_stride > (1 << 26))
+        a->half < 0 || a->half > Turn::kMaxHalf || 2 * a->half > a->d || a->x_stride < a->heads * a->d ||
+        a->x_stride > (1 << 26))
         return message.fail(HETERO_BAD_ARGUMENT, "norm_rope: shapes out of range");
     const int64_t row = a->heads * a->d, read = a->n_tokens ? 4 * ((a->n_tokens - 1) * a->x_stride + row) : 0;
     if (a->x_bytes < size_t(read))
@@ -142,8 +143,8 @@ inline int check_rope(const hetero_rope_args *a, Message message) {
 extern "C" {
 
 int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens,
-                                   int64_t width, int64_t first, const int32_t *pages, int64_t n_pages, int64_t page,
-                                   uint8_t *store, size_t store_bytes, char *message, size_t message_bytes) {
+                     int64_t width, int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
+                     size_t store_bytes, char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
     if (kv_format < 0 || kv_format > HETERO_BF16 || !pages || !store || n_tokens < 0 || width < 1 || width > (1 << 26) ||
         n_tokens > kMaxRows || first < 0 || first > kMaxRows || page < 1 || page > kMaxPage)
@@ -156,14 +157,14 @@ int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes
                       (long long)(first + n_tokens));
     for (int64_t t = 0; t < n_tokens; t++) {
         const int64_t at = first + t, number = pages[at / page];
-        if (number < 0 || number >= total) return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %lld does not exist", (long long)number);
+        if (number < 0 || number >= total)
+            return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %lld does not exist", (long long)number);
         narrow(kv_format, values + t * width, width, store + (number * page + at % page) * row);
     }
     return HETERO_OK;
 }
 
-int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message,
-                                   size_t message_bytes) {
+int hetero_norm_rope(hetero_pool *pool, const hetero_rope_args *args, char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
     if (!pool) return m.fail(HETERO_BAD_ARGUMENT, "norm_rope: no pool");
     if (const int code = check_rope(args, m)) return code;

@@ -6,7 +6,6 @@
 
 namespace {
 
-
 HETERO_INLINE void add_products(__m512i &sum, __m512i w, __m512i a) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));
 }

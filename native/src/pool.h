@@ -194,17 +194,6 @@ template <class Body> void each_node(const Pool *pool, int64_t all, int worker, 
     }
 }
 
-// Asks for the pages from that of `from` to before that of `to` to be put on a node when they are first written: the
-// bytes for which the system agreed.
-inline int64_t prefer_node(const uint8_t *from, const uint8_t *to, int32_t node) {
-    constexpr int kPreferred = 1;
-    const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
-    const uintptr_t begin = reinterpret_cast<uintptr_t>(from) / page * page, end = reinterpret_cast<uintptr_t>(to) / page * page;
-    if (end <= begin || node < 0 || node >= kMaxNodes) return 0;
-    const unsigned long mask = 1ul << node;
-    return syscall(SYS_mbind, begin, end - begin, kPreferred, &mask, kMaxNodes + 1ul, 0ul) ? 0 : int64_t(end - begin);
-}
-
 inline void pool_destroy(Pool *pool) {
     pool->stop = true;
     pool->epoch.value.fetch_add(1);

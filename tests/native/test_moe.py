@@ -168,6 +168,23 @@ def test_more_tokens_than_one_pass_holds(kernels, pool):
     assert run(kernels, pool, experts, x[:0], ids[:0], weights[:0]).shape == (0, 32)
 
 
+def test_many_tokens_take_no_memory_for_all_of_their_outputs(kernels):
+    """Outputs of single experts are kept whole only where pairs are few, and merged strip by strip otherwise."""
+    experts, *_ = bank(kernels, ("Q4_0",) * 3, 4, 4096, 32)
+    x = np.ones((2048, 4096), np.float32)
+    ids, weights = routes(2048, experts=4, top_k=4)
+    out = np.empty_like(x)
+    with Pool(cpus(1), kernels) as pool:
+        before = address_space()
+        kernels.moe(pool, experts, x, ids, weights, out)
+        assert address_space() - before < out.nbytes * 4 / 2  # an output is as large for each of the four
+
+
+def address_space():
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[0]) * 4096
+
+
 def test_wrong_ids_shapes_and_banks_are_refused(kernels, pool):
     experts, *_ = bank(kernels, ("Q4_0",) * 3, EXPERTS, HIDDEN, INTER)
     x = np.zeros((2, HIDDEN), np.float32)

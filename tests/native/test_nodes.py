@@ -40,7 +40,7 @@ def empty_bank(n_experts, hidden, inter, data=None):
 
 @pytest.mark.parametrize("nodes", [[0], [0, 0], [0, 0, 0]])
 def test_all_whole_pages_of_a_bank_are_placed_once(kernels, nodes):
-    """Every pretended node is the system's node 0; only a system that refuses mbind places nothing."""
+    """Every pretended node is the system's node 0; only a system that refuses places nothing."""
     experts = empty_bank(3, 160, 80)
     placed = kernels.place(experts, nodes)
     if placed == 0:
@@ -49,6 +49,22 @@ def test_all_whole_pages_of_a_bank_are_placed_once(kernels, nodes):
     assert used - 3 * 4096 < placed <= used
     experts.data[:] = 3
     assert (experts.data == 3).all()
+
+
+def test_placing_cuts_memory_into_no_mappings_of_its_own(kernels):
+    """A process has 65,530 of them, fewer than a large model has parts of experts. Node 63 does not exist."""
+    experts = empty_bank(100, 64, 32)
+    experts.data[-1] = 7
+    before = mappings()
+    if kernels.place(experts, [0, 63]) == 0:
+        pytest.skip("NOT TESTED: placing memory on nodes (the system refuses)")
+    assert mappings() < before + 50
+    assert experts.data[-1] == 7
+
+
+def mappings():
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        return len(maps.readlines())
 
 
 def test_memory_off_page_borders_is_left_alone(kernels):
