@@ -58,8 +58,9 @@ def convert(
     src = _path(source, "SRC")
     dst = None if destination is None else _path(destination, "DST")
     if is_store(src) and verify:
-        if dst is not None:
-            raise UsageError("--verify of a store takes no DST", f"hetero convert {shlex.quote(source)} --verify")
+        if dst is not None or experts != "keep" or dense is not None or bits is not None:
+            what = "no DST" if dst is not None else "no formats: its weights are only read"
+            raise UsageError(f"--verify of a store takes {what}", f"hetero convert {shlex.quote(source)} --verify")
         _verify(src, json)
     elif dry_run:
         _dry_run(src, dst, checked(experts, dense, bits), json)

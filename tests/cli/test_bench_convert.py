@@ -95,6 +95,8 @@ def test_quantising_prints_the_error_of_every_layer(run: Run, model: Path, tmp_p
     kept = "may be deleted unless you want its weights as they were before q8"
     assert kept in " ".join(err.split())
     assert kept in " ".join(run("convert", tmp_path / "q8.hetero", "--verify")[2].split())
+    code, _, err = run("convert", tmp_path / "q8.hetero", "--verify", "--dense", "q8")
+    assert (code, "takes no formats" in err) == (2, True)
 
 
 def test_mixed_experts_and_dense_matrices_are_shown_and_planned_as_they_are_written(
