@@ -36,7 +36,7 @@ def amount(value: float) -> str:
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if value >= size:
             return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
+    return f"{value:,.0f}"
 
 
 def nearest(word: str, known: Iterable[str], likeness: float = 0.5) -> str | None:

@@ -235,5 +235,7 @@ def _check(kernels: Kernels, format: str, rows: U8, k: int, where: str, first_ro
         return
     info = FORMATS[format]
     row, column = divmod(block, -(-k // info.block_k))
-    what = f"the scale of block {column} of row" if info.quantised else f"weight {column} of row"
+    what = f"weight {column} of row"
+    if info.quantised:  # FP8's codes have a NaN of their own, and large ones overflow with their scale
+        what = f"{'a weight' if format.startswith('FP8') else 'the scale'} of block {column} of row"
     raise ModelError(f"{where}: {what} {first_row + row} is NaN or infinite", _HINT)

@@ -70,6 +70,9 @@ def _only_group(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def matrix_of(parts: Parts, path: Path, hints: Hints) -> Matrix:
     """The matrix that `parts` make up. Raises ModelError naming the tensor, what was found and what is expected."""
+    weights = [parts[code] for code in ("weight", "weight_packed", "qweight") if code in parts]
+    if len(weights) > 1:
+        raise _several(weights, path, "weights")
     if "qweight" in parts:
         return _gptq_or_awq(parts, path, hints)
     if "weight_packed" in parts:
@@ -93,16 +96,23 @@ def matrix_of(parts: Parts, path: Path, hints: Hints) -> Matrix:
 
 
 def _need(parts: Parts, names: tuple[str, ...], path: Path) -> StoredTensor:
-    """The one of `names` that is there."""
-    for name in names:
-        if name in parts:
-            return parts[name]
+    """The one of `names` that is there. Raises ModelError for none, and for several, which may differ."""
+    found = [parts[name] for name in names if name in parts]
+    if len(found) > 1:
+        raise _several(found, path, "scales")
+    if found:
+        return found[0]
     weight = next(t for key, t in parts.items() if key in ("weight", "weight_packed", "qweight"))
     raise ModelError(
         f"{path}: tensor {weight.name!r} of type {weight.format} has no scales; expected a tensor "
         f"{' or '.join(repr(n) for n in names)} beside it",
         _DAMAGED,
     )
+
+
+def _several(found: list[StoredTensor], path: Path, what: str) -> ModelError:
+    names = " and ".join(repr(t.name) for t in found)
+    return ModelError(f"{path}: the tensors {names} are all {what} of one matrix; expected one of them", _OTHER)
 
 
 def require(t: StoredTensor, path: Path, shape: tuple[int, ...] | None, dtypes: tuple[str, ...]) -> None:

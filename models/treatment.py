@@ -72,12 +72,20 @@ def checked(experts: str, dense: str | None, bits: float | None) -> Treatment:
         low, high = (FORMATS[f].bits_per_weight for f in (_STEPS[0], _STEPS[-1]))
         if not low <= bits <= high:
             raise UsageError(f"--bits {bits:g} is no average of formats of {low:g} to {high:g} bits", "try --bits 5.5")
-    name = None if dense is None or dense == "keep" else format_name(dense)
-    if name is not None and name not in DENSE_TARGETS:
-        raise UsageError(
-            f"dense matrices cannot be quantised to {name}", f"one of keep, {', '.join(DENSE_TARGETS).lower()}"
-        )
-    return Treatment(experts, name, bits)
+    return Treatment(experts, _dense_target(dense), bits)
+
+
+def _dense_target(dense: str | None) -> str | None:
+    if dense is None or dense == "keep":
+        return None
+    targets = f"one of keep, {', '.join(DENSE_TARGETS).lower()}"
+    try:
+        name = format_name(dense)
+    except UsageError as problem:
+        raise UsageError(problem.message, targets) from None
+    if name not in DENSE_TARGETS:
+        raise UsageError(f"dense matrices cannot be quantised to {name}", targets)
+    return name
 
 
 def planned(treatment: Treatment, source: Checkpoint, kernels: Kernels, progress: Progress) -> Treatment:

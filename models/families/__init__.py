@@ -112,5 +112,5 @@ def _unsupported(where: str, name: str, needs: str | None, supported: str) -> Mo
     if needs is not None:
         message = f"{where}: architecture {name!r} is known but not supported yet: it needs {needs}"
     else:
-        message = f"{where}: architecture {name!r} is not supported; supported: {supported}"
+        message = f"{where}: architecture {name!r} is not supported; expected one that hetero knows"
     return ModelError(message, f"models of these architectures run: {supported}")

@@ -115,6 +115,7 @@ def test_mixed_experts_and_dense_matrices_are_shown_and_planned_as_they_are_writ
     code, out, err = run("convert", model, tmp_path / "n.hetero", *options)
     assert code == 0
     assert "Q8_0" in out
+    assert "error of mixed 9 experts" in out  # what became of the dense matrices is told apart
     assert "error of the dense matrices" in out + err
     assert "--verify says whether the source may be deleted" in out + err
 
@@ -134,6 +135,7 @@ def test_treatments_that_cannot_be_are_usage_errors(
     code, out, err = run("convert", model, tmp_path / "x.hetero", *options)
     assert (code, out) == (2, "")
     assert words in err
+    assert "IQ4_XS" not in err  # a format that no dense matrix can become is no advice
     assert not list(tmp_path.glob("x*"))
 
 

@@ -64,6 +64,10 @@ def test_wrapping_keeps_words_apart(text: str, width: int) -> None:
     assert wrapped(text, width, 1).split() == words
 
 
+def test_small_counts_of_parameters_are_grouped_as_other_counts_are() -> None:
+    assert [wording.amount(n) for n in (895_232, 2_182_656, 671e9)] == ["895,232", "2.18 M", "671 B"]
+
+
 def test_a_word_after_a_space_in_the_last_column_starts_a_line() -> None:
     assert wrapped("wait, said a", 11, 4) == "wait, said\na"
 

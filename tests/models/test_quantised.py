@@ -234,6 +234,13 @@ HEADERS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
         "fp8 128x128", lambda t: None, {"quantization_config": {"weight_block_size": [32, 32]}}, ["multiple of 128"],
     ),
     "fp8 scales of integers": ("fp8 128x128", put("weight_scale_inv", np.ones((2, 1), np.int32)), None, ["dtype I32"]),
+    "fp8 with two kinds of scales": (
+        "fp8 128x128", put("weight_scale", np.ones((160, 1), np.float32)), None,
+        ["down_proj.weight_scale_inv' and '", "down_proj.weight_scale' are all scales", "expected one"],
+    ),
+    "weights twice": (
+        "gptq", put("weight", np.ones((256, 128), np.float32)), None, ["down_proj.weight' and '", "are all weights"],
+    ),
     "plain weights with scales": (
         "fp8 128x128", put("weight", np.ones((160, 96), np.float32)), None, ["is F32, but has scales"],
     ),
@@ -291,9 +298,10 @@ def spoil(part: str, value: int, at: int = 0) -> Any:
 
 
 CONTENTS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
-    "fp8 code NaN": ("fp8 128x128", spoil("weight", 0x7F, 100), None, ["row 1 is NaN"]),
+    "fp8 code NaN": ("fp8 128x128", spoil("weight", 0x7F, 100), None, ["a weight of block 0 of row 1 is NaN"]),
     "fp8 scale NaN": ("fp8 128x128", spoil("weight_scale_inv", 0x7FC00000, 1), None, ["row 128 is NaN"]),
     "fp8 scale infinite": ("fp8 128x128", spoil("weight_scale_inv", 0x7F800000), None, ["NaN or infinite"]),
+    "fp8 weights beyond float32": ("fp8 128x128", spoil("weight_scale_inv", 0x7F000000), None, ["a weight of block 0"]),
     "fp8 scale zero": ("fp8 128x128", spoil("weight_scale_inv", 0), None, ["block 0 of row 0 is 0, but the codes"]),
     "ue8m0 scale NaN": ("fp8 128x128 ue8m0", spoil("scale", 255), None, ["NaN"]),
     "int4 scale NaN": ("int4 group 32", spoil("weight_scale", 0x7FC0, 4), None, ["block 1 of row 1 is NaN"]),
