@@ -117,7 +117,8 @@ def _show(report: ConvertReport, source: Path, verified: bool) -> None:
             (str(layer), *((chosen[layer],) if chosen else ()), f"{error:.3%}")
             for layer, error in sorted(report.errors.items())
         ]
-        headers = ("layer", *(("format",) if chosen else ()), f"error of {report.experts.split(',')[0]} experts (relative RMS)")
+        treated, _, _ = report.experts.partition(",")  # the dense matrices are told of on a line of their own
+        headers = ("layer", *(("format",) if chosen else ()), f"error of {treated} experts (relative RMS)")
         output.table(rows, headers=headers, right=(0, len(headers) - 1))
     if report.dense_error is not None:
         output.note(f"error of the dense matrices (relative RMS): {report.dense_error:.3%}")
