@@ -6,8 +6,8 @@ llama.cpp     PEER_PYTHON=VENV/bin/python, after (about 15 minutes on two cores)
               python3 -m venv VENV && CMAKE_ARGS=-DGGML_NATIVE=ON VENV/bin/pip install llama-cpp-python
 ik_llama.cpp  IK_BENCH=build/bin/llama-bench of a native build (cmake -DGGML_NATIVE=ON)
 kt-kernel     KT_PYTHON=VENV/bin/python, after VENV/bin/pip install torch numpy gguf typer rich pyyaml httpx click
-              psutil safetensors, and VENV/bin/pip install --no-deps kt-kernel; only its expert layer, as nothing more of it
-              runs on a CPU
+              psutil safetensors, and VENV/bin/pip install --no-deps kt-kernel; only its expert layer, as nothing
+              more of it runs on a CPU
 
 On a machine with other work, NICE="chrt -r 10" (as root) gives both sides real-time priority; for kt-kernel, whose
 threads spin, NICE="nice -n -20".

@@ -65,18 +65,18 @@ def test_ledger_equals_the_sums_done_by_hand() -> None:
     dense, small = 352 * 64 * 2, 2 * 4 * (4 * 64 + 64)
     # 1000 tokens are 16 pages of 64, two bytes each of 2 x (512 + 64) values.
     kv = 1024 * 1152 * 2
-    # 512 tokens x (4 hidden + 3 x 96 as float32, 2 routes of 5 x 32 + 4 x 64 bytes) and a row of logits.
-    activations = 512 * (4 * (4 * 64 + 3 * 96) + 2 * (5 * 32 + 4 * 64)) + 4 * 160
-    # One layer's 512 + 64 values as bf16 and float32, a mask of 512 rows as bool and float32.
-    attention = 1024 * (6 * (512 + 64) + 5 * 512)
+    # 2.3 x 512 tokens x (4 hidden + 3 x 96 as float32, 2 routes of 5 x 32 + 4 x 64 bytes) and a row of logits.
+    activations = int(2.3 * 512 * (4 * (4 * 64 + 3 * 96) + 2 * (5 * 32 + 4 * 64))) + 4 * 160
+    # The heap keeps a sixteenth of so small a model.
+    framework = 254 * MIB + (2 * 4 * 4096 + dense) // 16
     assert ledger == (
         LedgerLine("cpu", "experts", 2 * 4 * 4096, "file"),
         LedgerLine("cpu", "dense", dense, "file"),
         LedgerLine("cpu", "small", small, "file"),
         LedgerLine("cpu", "kv cache", kv, "file"),
         LedgerLine("cpu", "activations", activations, "assumed"),
-        LedgerLine("cpu", "attention", attention, "assumed"),
-        LedgerLine("cpu", "framework", 254 * MIB, "assumed"),
+        LedgerLine("cpu", "attention", 4 * MIB, "assumed"),
+        LedgerLine("cpu", "framework", framework, "assumed"),
     )
 
 
@@ -243,4 +243,4 @@ def test_no_kernels_is_a_hardware_error_with_the_reason() -> None:
 def test_the_libraries_of_a_torch_with_cuda_are_counted_even_on_the_cpu(cuda: bool, expected: int) -> None:
     machine = replace(MACHINE, torch_cuda=cuda, gpus=())
     (line,) = [line for line in plan(moe_index(), machine, PlanRequest()).ledger if line.part == "framework"]
-    assert line.bytes == expected
+    assert expected <= line.bytes < expected + MIB  # and what the heap keeps of the loading of a tiny model
