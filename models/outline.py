@@ -11,10 +11,12 @@ from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
 from hetero.models.quantisation import Hints
+from hetero.native import FORMATS
 from hetero.native.widths import source_bytes
 
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _SHELL = ("model.embed_tokens.weight", "lm_head.weight")
+_REPLAN = "--experts FORMAT and a config.json without quantization_config plan it in another format"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,16 @@ def index_of_config(raw: Mapping[str, Any], name: str, where: str, *, joint: boo
     """
     formats = formats_of_config(raw, where)
     family = family_for_hf(raw, where)
-    return _of_family(family, family.config_from_hf(raw, where), formats, name, joint)
+    index = _of_family(family, family.config_from_hf(raw, where), formats, name, joint)
+    for info in index.tensors:
+        block = FORMATS[info.format]
+        if info.shape[-1] % block.block_k and not block.plain:
+            raise ModelError(
+                f"{where}: {info.name} has rows of {info.shape[-1]} weights; expected a multiple of the "
+                f"{block.block_k} in a group, as quantization_config says",
+                _REPLAN,
+            )
+    return index
 
 
 def architecture_of(raw: Mapping[str, Any]) -> str:
@@ -67,7 +78,7 @@ def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
         return Formats(packed, packed, plain)
     raise ModelError(
         f"{where}: quantization_config has quant_method {method!r} of a kind that is not known",
-        "--experts FORMAT and a config.json without quantization_config plan it in another format",
+        _REPLAN,
     )
 
 

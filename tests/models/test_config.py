@@ -15,6 +15,7 @@ from hetero.models.checkpoint import open_checkpoint
 from hetero.models.config import MlaConfig, MoeConfig, RopeConfig
 from hetero.models.families import family_for_gguf, family_for_hf
 from hetero.models.families.common import recorded_keys
+from hetero.models.outline import index_of_config
 from tests.tiny import tiny_config, tiny_gguf, tiny_hf
 
 # The values of the models' own config.json files.
@@ -300,6 +301,14 @@ def test_unknown_architectures_list_the_supported_ones_once() -> None:
     for problem, name in ((gguf.value, "qwen3moe"), (hf.value, "Qwen3MoeForCausalLM")):
         assert name in problem.hint
         assert name not in problem.message
+
+
+@pytest.mark.parametrize("method", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "mxfp4"}])
+def test_rows_that_are_no_whole_groups_are_refused_by_a_config_alone(method: dict[str, Any]) -> None:
+    raw = tiny_config("qwen3moe", moe_intermediate_size=40) | {"architectures": ["Qwen3MoeForCausalLM"]}
+    with pytest.raises(ModelError, match=r"c\.json: .* rows of \d+ weights; expected a multiple of the \d+ in a group"):
+        index_of_config(raw | {"quantization_config": method}, "m", "c.json")
+    index_of_config(raw | {"quantization_config": {"quant_method": "fp8"}}, "m", "c.json")
 
 
 def test_gguf_and_hugging_face_agree_for_deepseek(tmp_path: Path) -> None:
