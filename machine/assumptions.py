@@ -20,7 +20,7 @@ class Factor:
 
 # Decode: one token, bound by reads.
 EXPERT_READ = Factor(0.60, 0.85, 0.92, "measured elsewhere: 83 to 85 % by a 4-bit kernel on two Zen 1 cores")
-DENSE_READ = EXPERT_READ
+DENSE_READ = Factor(0.50, 0.80, 0.90, "measured elsewhere: many small matrices a layer, two Zen 5 cores")
 CACHE_READ = Factor(0.30, 0.60, 0.85, "assumed: attention reads the KV cache in short runs")
 DECODE_OPS = {"quantised": Factor(0.60, 1.00, 1.30, "measured elsewhere: one token's products from cache, Zen 1")}
 DECODE_OPS["plain"] = Factor(0.25, 0.45, 0.80, "assumed: one token's 16-bit products from cache")
@@ -34,16 +34,17 @@ PREFILL_OPS = {
 TILE_OPS = Factor(0.25, 0.50, 0.65, "published: 21.3 of 73.7 TFLOPS (29 %) by KTransformers' AMX kernels; goal 60 %")
 ATTENTION_OPS = Factor(0.30, 0.50, 0.65, "measured elsewhere: native attention of 512 tokens, Zen 5 (0.53 to 0.62)")
 ATTENTION_ONE_OPS = Factor(0.10, 0.30, 0.60, "assumed: float32 attention of one token")
-KERNEL = Factor(0.75, 0.92, 1.00, "assumed: a kernel's rate alone, less gathering tokens and merging routes")
+KERNEL = Factor(0.70, 0.83, 0.97, "measured elsewhere: whole prompts against products alone, two Zen 5 cores")
 FULL_TILE = 16
 """Tokens that an expert needs before tiles or panels are full; fewer use a part of them."""
 
 # One layer's work outside the matrices: Python, torch, thread starts. Seconds for one token.
-CPU_LAYER = Factor(200e-6, 62e-6, 40e-6, "measured elsewhere: decoding of tiny models, Zen 5")
+CPU_LAYER = Factor(200e-6, 47e-6, 32e-6, "measured elsewhere: decoding of tiny models, Zen 5")
 GPU_LAYER = Factor(900e-6, 450e-6, 150e-6, "assumed: some thirty kernel launches a layer, without graphs")
 GRAPH_LAYER = Factor(150e-6, 30e-6, 15e-6, "assumed: a layer's launches recorded in a CUDA graph")
-CPU_STEP = Factor(0.5e-3, 0.1e-3, 0.06e-3, "measured elsewhere: decoding of tiny models, Zen 5")
-CPU_CHUNK_TOKEN = Factor(6e-6, 2e-6, 0.8e-6, "assumed: a layer's norms, routing and copies for a token of a prompt")
+CPU_LATENT_LAYER = Factor(400e-6, 150e-6, 60e-6, "measured elsewhere: a DeepSeek layer beside a Qwen3 one, Zen 5")
+CPU_STEP = Factor(0.5e-3, 0.08e-3, 0.05e-3, "measured elsewhere: decoding of tiny models, Zen 5")
+CPU_CHUNK_TOKEN = Factor(5e-6, 1.3e-6, 0.6e-6, "measured elsewhere: prompts of a tiny model, Zen 5")
 TRANSFER = Factor(60e-6, 12e-6, 6e-6, "assumed: one synchronous copy over PCIe, without its bytes")
 PCIE_SHARE = Factor(0.60, 0.80, 0.95, "assumed: share of the link's rate that copies get")
 SSD_SHARE = Factor(0.50, 0.80, 0.95, "assumed: share of the disk's rate when each expert is one read")

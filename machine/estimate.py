@@ -54,6 +54,8 @@ def decode(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, depth: i
     terms += _decode_recurrent(index, load, rates)
     terms += _links(index, made, load, rates, 1)
     terms.append(fixed("overhead", "cpu", index.n_layers, "layers", _layer_overhead(load)))
+    if made.latent_layers and not load.on_gpu:
+        terms.append(fixed("latent attention", "cpu", made.latent_layers, "layers", assumed.CPU_LATENT_LAYER))
     terms.append(fixed("sampling", "cpu", 1, "token", assumed.CPU_STEP))
     moved = sum(w.bytes for w in made.experts.values()) * made.share
     if not moved:

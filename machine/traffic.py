@@ -35,6 +35,8 @@ class Traffic:
     share: float
     """Of the experts, those that one token uses."""
     expert_layers: int
+    latent_layers: int
+    """Layers with latent attention, whose token passes through more and smaller matrices."""
     query_width: int
     """Products of one token's attention with one token of context, over all layers."""
     index_width: int
@@ -110,6 +112,7 @@ def traffic(index: ModelIndex) -> Traffic:
         float32=4 * (joint + small),
         share=index.top_k / index.n_experts if index.n_experts else 0.0,
         expert_layers=len(layers),
+        latent_layers=sum(info.name.endswith(".kv_a_proj_with_mqa.weight") for info in read),
         query_width=_query_width(index),
         index_width=sum(info.shape[0] for info in index.tensors if info.name.endswith(".indexer.wq_b.weight")),
     )
