@@ -48,11 +48,13 @@ def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = Non
     dense = shape.placement.dense
     index = with_formats(index, expert_format, None)
     framework = TORCH_CUDA_BYTES if shape.torch_cuda or dense != "cpu" else TORCH_BYTES
-    framework += min(LOADING_BYTES, (experts_bytes(index) + dense_bytes(index)) // 16)
+    experts, packed = experts_bytes(index), dense_bytes(index)
+    framework += min(LOADING_BYTES, (experts + packed) // 16)
+    unpacked = dense != "cpu" and not shape.packed_on_gpu
     attention = attention_bytes(index, shape.context, shape.prefill_chunk, on_gpu=dense != "cpu")
     lines = [
-        LedgerLine(shape.placement.experts, "experts", experts_bytes(index), "file"),
-        LedgerLine(dense, "dense", dense_bytes(index, on_gpu=dense != "cpu" and not shape.packed_on_gpu), "file"),
+        LedgerLine(shape.placement.experts, "experts", experts, "file"),
+        LedgerLine(dense, "dense", dense_bytes(index, on_gpu=True) if unpacked else packed, "file"),
         LedgerLine(dense, "small", small_bytes(index), "file"),
         LedgerLine(dense, "kv cache", kv_bytes(index, shape.context, shape.kv_dtype), "file"),
         LedgerLine(dense, "activations", activation_bytes(index, shape.prefill_chunk), "assumed"),
@@ -63,8 +65,8 @@ def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = Non
         lines.append(LedgerLine(dense, "recurrent states", states, "file"))
     if joint := joint_bytes(index):
         lines.append(LedgerLine(dense, "kv_b halves", joint, "file"))
-    if dense != "cpu" and not shape.packed_on_gpu:
-        lines.append(LedgerLine("cpu", "dense, packed", dense_bytes(index), "file"))
+    if unpacked:
+        lines.append(LedgerLine("cpu", "dense, packed", packed, "file"))
     if dense != "cpu":
         lines.append(LedgerLine(dense, "cuda context", CUDA_CONTEXT_BYTES, "assumed"))
     return tuple(lines)

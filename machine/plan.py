@@ -238,14 +238,16 @@ def _shrink(index: ModelIndex, shape: Shape, room: Mapping[str, int], floor: int
     if not _shortfalls(make_ledger(index, shape), room):
         return shape
     low, high = -(-floor // PAGE_TOKENS), (shape.context - 1) // PAGE_TOKENS
-    best = shape
-    while low <= high:
-        middle = (low + high) // 2
+    best = replace(shape, context=low * PAGE_TOKENS)
+    if low > high or _shortfalls(make_ledger(index, best), room):
+        return shape
+    while low < high:
+        middle = (low + high + 1) // 2
         candidate = replace(shape, context=middle * PAGE_TOKENS)
         if _shortfalls(make_ledger(index, candidate), room):
             high = middle - 1
         else:
-            best, low = candidate, middle + 1
+            best, low = candidate, middle
     return best
 
 
