@@ -210,7 +210,13 @@ def breakdown(found: Estimate) -> str:
         parts[t.name] = parts.get(t.name, 0.0) + t.likely * 1e3
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     total = sum(parts.values())
-    return f"{total:.3g} ms = " + " + ".join(f"{name} {ms:.2g}" for name, ms in ordered if ms >= 0.005 * total)
+    shown = (f"{name} {_milliseconds(ms)}" for name, ms in ordered if ms >= 0.005 * total)
+    return f"{_milliseconds(total)} ms = " + " + ".join(shown)
+
+
+def _milliseconds(value: float) -> str:
+    """Two digits of what is short, all of what is long, never an exponent."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _minutes(value: float) -> str:

@@ -321,3 +321,11 @@ def test_a_sweep_of_which_no_point_fits_is_exit_3(run: Run, machine: Path) -> No
     assert code == 3
     assert "does not fit" in out
     assert run("plan", "deepseek-r1", "--machine", machine, "--ram", "4G", "--sweep", "ram=4G..4T")[0] == 0
+
+
+def test_the_time_of_a_token_is_written_without_exponents(run: Run) -> None:
+    machine = ("--ram", "1024G", "--vram", "0", "--bandwidth", "20GB/s", "--cores", "8")
+    _, out, _ = run("plan", "deepseek-r1", "--experts", "q4", "--context", "4k", *machine)
+    (line,) = [line for line in out.splitlines() if line.startswith("a token")]
+    assert "e+" not in line
+    assert " ms = " in line
