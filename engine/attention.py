@@ -46,8 +46,6 @@ class Mask:
 
 
 CAUSAL = Mask()
-
-
 Gathered = tuple[PagedAttention, torch.Tensor, Table]
 
 
@@ -120,7 +118,6 @@ class TorchAttention:
         keys = self._kv.view(layer, "latent", span.sequence, span.length)[:, None]
         # Values as wide as the keys, the surplus dropped: only then does torch not hold all scores at once.
         return attend(q, keys, keys, span.first, scale, CAUSAL)[..., :rank]
-
 
     def latent_chosen(
         self,

@@ -1,4 +1,4 @@
-"""Tokens per second of a placement: bytes over rates and products over rates, part by part; nothing is fitted."""
+"""Tokens per second of a placement: bytes over rates and products over rates; constants are in `assumptions`."""
 
 from __future__ import annotations
 

@@ -242,5 +242,6 @@ def test_no_kernels_is_a_hardware_error_with_the_reason() -> None:
 @pytest.mark.parametrize(("cuda", "expected"), [(False, 254 * MIB), (True, 700 * MIB)])
 def test_the_libraries_of_a_torch_with_cuda_are_counted_even_on_the_cpu(cuda: bool, expected: int) -> None:
     machine = replace(MACHINE, torch_cuda=cuda, gpus=())
-    (line,) = [line for line in plan(moe_index(), machine, PlanRequest()).ledger if line.part == "framework"]
-    assert expected <= line.bytes < expected + MIB  # and what the heap keeps of the loading of a tiny model
+    parts = {line.part: line.bytes for line in plan(moe_index(), machine, PlanRequest()).ledger}
+    # The heap keeps a sixteenth of what so small a model was loaded through.
+    assert parts["framework"] == expected + (parts["experts"] + parts["dense"]) // 16
