@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -54,6 +53,8 @@ app.add_typer(models_app, name="models", short_help="List the models used here, 
 
 def _version(value: bool) -> None:
     if value:
+        from importlib import metadata
+
         output.result(f"hetero {metadata.version('hetero')} (kernels: {_built_tiers()})")
         raise typer.Exit
 

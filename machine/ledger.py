@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from hetero.machine.traffic import expert_layers, one_expert_bytes, with_formats
+from hetero.machine.traffic import expert_layers, one_expert_bytes
 from hetero.machine.types import STATE_SLOTS, LedgerLine, ModelIndex, Placement, TensorInfo
 from hetero.native.formats import packed_bytes
 
@@ -43,30 +43,53 @@ class Shape:
     """Whether torch's libraries are those with CUDA, which any placement on a GPU needs."""
 
 
-def make_ledger(index: ModelIndex, shape: Shape, expert_format: str | None = None) -> tuple[LedgerLine, ...]:
-    """One line per part and device. `expert_format` counts the experts as if converted to it."""
-    dense = shape.placement.dense
-    index = with_formats(index, expert_format, None)
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A model with what its ledger needs of its tensors, which neither context nor devices change."""
+
+    index: ModelIndex
+    experts: int
+    """Packed bytes of all routed experts, each padded to its extent; all of them, not only the active ones."""
+    dense: int
+    """Dense matrices in their source's format."""
+    unpacked: int
+    """The same as on a GPU: bf16, or float32 if all are."""
+    small: int
+    joint: int
+    token: int
+    """Bytes of working memory that each token of a chunk takes."""
+    attention_layers: int
+
+
+def count(index: ModelIndex) -> Counted:
+    """Goes through a model's tensors once; ModelError for experts whose parts do not belong together."""
+    dense = list(_of_role(index, "dense"))
+    layers = sum(info.name.endswith(".self_attn.o_proj.weight") for info in dense) or index.n_layers
+    weights = experts_bytes(index), _packed_bytes(dense), _unpacked_bytes(dense), small_bytes(index)
+    return Counted(index, *weights, _joint_bytes(dense), _token(index, dense), layers)
+
+
+def make_ledger(model: Counted, shape: Shape) -> tuple[LedgerLine, ...]:
+    """One line per part and device."""
+    index, dense = model.index, shape.placement.dense
     framework = TORCH_CUDA_BYTES if shape.torch_cuda or dense != "cpu" else TORCH_BYTES
-    experts, packed = experts_bytes(index), dense_bytes(index)
-    framework += min(LOADING_BYTES, (experts + packed) // 16)
+    framework += min(LOADING_BYTES, (model.experts + model.dense) // 16)
     unpacked = dense != "cpu" and not shape.packed_on_gpu
-    attention = attention_bytes(index, shape.context, shape.prefill_chunk, on_gpu=dense != "cpu")
     lines = [
-        LedgerLine(shape.placement.experts, "experts", experts, "file"),
-        LedgerLine(dense, "dense", dense_bytes(index, on_gpu=True) if unpacked else packed, "file"),
-        LedgerLine(dense, "small", small_bytes(index), "file"),
+        LedgerLine(shape.placement.experts, "experts", model.experts, "file"),
+        LedgerLine(dense, "dense", model.unpacked if unpacked else model.dense, "file"),
+        LedgerLine(dense, "small", model.small, "file"),
         LedgerLine(dense, "kv cache", kv_bytes(index, shape.context, shape.kv_dtype), "file"),
-        LedgerLine(dense, "activations", activation_bytes(index, shape.prefill_chunk), "assumed"),
-        LedgerLine(dense, "attention", attention, "assumed"),
+        LedgerLine(dense, "activations", activation_bytes(model, shape.prefill_chunk), "assumed"),
+        LedgerLine(dense, "attention", attention_bytes(model, shape), "assumed"),
         LedgerLine("cpu", "framework", framework, "assumed"),
     ]
     if states := STATE_SLOTS * index.recurrent_bytes:
         lines.append(LedgerLine(dense, "recurrent states", states, "file"))
-    if joint := joint_bytes(index):
-        lines.append(LedgerLine(dense, "kv_b halves", joint, "file"))
+    if model.joint:
+        lines.append(LedgerLine(dense, "kv_b halves", model.joint, "file"))
     if unpacked:
-        lines.append(LedgerLine("cpu", "dense, packed", packed, "file"))
+        lines.append(LedgerLine("cpu", "dense, packed", model.dense, "file"))
     if dense != "cpu":
         lines.append(LedgerLine(dense, "cuda context", CUDA_CONTEXT_BYTES, "assumed"))
     return tuple(lines)
@@ -77,22 +100,19 @@ def experts_bytes(index: ModelIndex) -> int:
     return sum(layer[0].shape[0] * one_expert_bytes(layer) for layer in expert_layers(index))
 
 
-def dense_bytes(index: ModelIndex, on_gpu: bool = False) -> int:
-    """Dense matrices: packed in their source's format on the CPU, unpacked to bf16 (f32 if all are f32) on a GPU.
-
-    A tied head has no tensor of its own, so the embedding is counted once.
-    """
-    dense = list(_of_role(index, "dense"))
-    if on_gpu:
-        size = 4 if all(info.format == "F32" for info in dense) else 2
-        return size * sum(math.prod(info.shape) for info in dense)
+def _packed_bytes(dense: Iterable[TensorInfo]) -> int:
+    """Packed in their source's format. A tied head has no tensor of its own, so the embedding is counted once."""
     return sum(packed_bytes(info.format, math.prod(info.shape[:-1]), info.shape[-1]) for info in dense)
 
 
-def joint_bytes(index: ModelIndex) -> int:
+def _unpacked_bytes(dense: Collection[TensorInfo]) -> int:
+    size = 4 if all(info.format == "F32" for info in dense) else 2
+    return size * sum(math.prod(info.shape) for info in dense)
+
+
+def _joint_bytes(dense: Iterable[TensorInfo]) -> int:
     """Latent attention's joint kv_b matrices, whose halves are kept unpacked as float32 beside the packed ones."""
-    joint = (info for info in _of_role(index, "dense") if info.name.endswith(".kv_b_proj.weight"))
-    return 4 * sum(math.prod(info.shape) for info in joint)
+    return 4 * sum(math.prod(info.shape) for info in dense if info.name.endswith(".kv_b_proj.weight"))
 
 
 def small_bytes(index: ModelIndex) -> int:
@@ -106,32 +126,37 @@ def kv_bytes(index: ModelIndex, context: int, kv_dtype: str) -> int:
     return (pages * PAGE_TOKENS * index.kv_elements_per_token + index.kv_fixed_elements) * KV_BYTES[kv_dtype]
 
 
-def activation_bytes(index: ModelIndex, chunk: int) -> int:
-    """Float32 working memory of one prefill chunk of `chunk` tokens.
+def activation_bytes(model: Counted, chunk: int) -> int:
+    """Working memory of one prefill chunk of `chunk` tokens, with what the heap makes of it, and a row of logits."""
+    return int(HEAP_SHARE * chunk * model.token) + 4 * model.index.vocab_size
 
-    Residual, its norm, attention's and the MLP's outputs (4 hidden vectors a token); the widest layer's
-    projections three times (q, k, v or gate, up and their product); for experts, each route's gated vector in
-    float32 with its int8 copy (5 bytes) and output; one row of logits. All of it times what the heap makes of it.
+
+def _token(index: ModelIndex, dense: Iterable[TensorInfo]) -> int:
+    """Bytes of float32 working memory that a token of a chunk takes.
+
+    Residual, its norm, attention's and the MLP's outputs (4 hidden vectors); the widest layer's projections three times
+    (q, k, v or gate, up and their product); for experts, each route's gated vector in float32 with its int8 copy
+    (5 bytes) and output.
     """
     hidden = index.hidden_size
-    widest = max((info.shape[0] for info in _of_role(index, "dense") if info.shape[0] != index.vocab_size), default=0)
+    widest = max((info.shape[0] for info in dense if info.shape[0] != index.vocab_size), default=0)
     inter = max((info.shape[1] for info in _of_role(index, "expert") if "gate" in info.name), default=0)
-    per_token = 4 * (4 * hidden + 3 * widest) + index.top_k * (5 * inter + 4 * hidden)
-    return int(HEAP_SHARE * chunk * per_token) + 4 * index.vocab_size
+    return 4 * (4 * hidden + 3 * widest) + index.top_k * (5 * inter + 4 * hidden)
 
 
-def attention_bytes(index: ModelIndex, context: int, chunk: int, on_gpu: bool) -> int:
+def attention_bytes(model: Counted, shape: Shape) -> int:
     """A chunk's attention over a full cache. Indexers hold a block of products and each token's choice (8 bytes).
 
     The CPU's kernel reads the cache as it lies. A GPU gathers one layer's keys and values (2 bytes a value), makes them
     float32, and has the causal mask as bool and as float32.
     """
+    index, chunk, context = model.index, shape.prefill_chunk, shape.context
     pages = -(-context // PAGE_TOKENS)
-    layers = sum(info.name.endswith(".self_attn.o_proj.weight") for info in index.tensors) or index.n_layers
     chosen = INDEX_PRODUCTS_BYTES + 16 * index.attended * chunk if 0 < index.attended < context else 0
-    if not on_gpu:
+    if shape.placement.dense == "cpu":
         return ATTENTION_BYTES + chosen
-    return pages * PAGE_TOKENS * (6 * index.kv_elements_per_token // layers + 5 * min(chunk, context)) + chosen
+    layer = 6 * index.kv_elements_per_token // model.attention_layers
+    return pages * PAGE_TOKENS * (layer + 5 * min(chunk, context)) + chosen
 
 
 def all_f32(index: ModelIndex) -> bool:

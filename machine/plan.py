@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetero.machine import estimate
-from hetero.machine.ledger import KV_BYTES, PAGE_TOKENS, Shape, all_f32, experts_bytes, make_ledger
+from hetero.machine.ledger import KV_BYTES, PAGE_TOKENS, Counted, Shape, all_f32, count, make_ledger
 from hetero.machine.speeds import speeds
 from hetero.machine.traffic import expert_layers, one_expert_bytes, traffic, with_formats
 from hetero.machine.types import (
@@ -43,16 +43,17 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         raise HardwareError(machine.isa_reason or "no native kernels for this CPU", "hetero probe shows every tier")
     cpus, notes = _threads(machine, request.threads)
     index = with_formats(index, request.experts, request.dense)
-    shape, room, shape_notes = _shape(index, machine, request)
+    model = count(index)
+    shape, room, shape_notes = _shape(model, machine, request)
     notes += shape_notes
-    ledger = make_ledger(index, shape)
+    ledger = make_ledger(model, shape)
     short = _shortfalls(ledger, room)
     if short and not request.force:
-        raise _refusal(index, machine, shape, ledger, short, room)
+        raise _refusal(model, machine, shape, ledger, short, room)
     if short:
         notes += [_short_text(machine, ledger, short, room)]
     notes += _readiness(shape) + _calibration_note(request)
-    prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(index, short))
+    prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(model, short))
     return Plan(
         placement=shape.placement,
         isa_tier=machine.isa_tier,
@@ -67,22 +68,23 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         notes=tuple(notes),
         prefill=prefill,
         decode=decode,
-        hot_experts=_hot_experts(index, shape, ledger, room),
+        hot_experts=_hot_experts(model, shape, ledger, room),
         missing=tuple(short.items()),
     )
 
 
-def _shape(index: ModelIndex, machine: Machine, request: PlanRequest) -> tuple[Shape, dict[str, int], list[str]]:
+def _shape(model: Counted, machine: Machine, request: PlanRequest) -> tuple[Shape, dict[str, int], list[str]]:
     """Placement, context and types; the bytes free per device; notes."""
+    index = model.index
     context, notes = _wanted_context(index, request)
     kv_dtype = _kv_dtype(index, request.kv_dtype)
     packed = request.dense is not None
     shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed, machine.torch_cuda)
-    shape, device_notes = _place(index, machine, request, shape)
+    shape, device_notes = _place(model, machine, request, shape)
     notes += device_notes
     room = _room(machine, shape.placement, request.reserve)
     if request.context is None:
-        shape = _shrink(index, shape, room)
+        shape = _shrink(model, shape, room)
         if shape.context < context:
             notes += [f"context {shape.context} instead of {context}: more does not fit in {machine.memory_reason}"]
     return shape, room, notes
@@ -103,10 +105,9 @@ def _calibration_note(request: PlanRequest) -> list[str]:
     return [f"calibrated by earlier runs here: prefill x {prefill:.2f}, decode x {decode:.2f} (hetero plan --history)"]
 
 
-def _missed(index: ModelIndex, short: Mapping[str, int]) -> float:
+def _missed(model: Counted, short: Mapping[str, int]) -> float:
     """The share of the experts that would have to come from the disk for want of memory."""
-    experts = experts_bytes(index) if "cpu" in short else 0
-    return min(1.0, short["cpu"] / experts) if experts else 0.0
+    return min(1.0, short["cpu"] / model.experts) if model.experts and "cpu" in short else 0.0
 
 
 def _estimates(
@@ -131,17 +132,17 @@ def _scaled(found: Estimate, by: float) -> Estimate:
 
 
 def _hot_experts(
-    index: ModelIndex, shape: Shape, ledger: tuple[LedgerLine, ...], room: Mapping[str, int]
+    model: Counted, shape: Shape, ledger: tuple[LedgerLine, ...], room: Mapping[str, int]
 ) -> HotExperts | None:
     """The experts that the GPU's spare memory could hold, as many of each layer; their share of reads is even."""
     device = shape.placement.dense
-    layers = expert_layers(index)
-    if device == "cpu" or not layers or device not in room:
+    layers = expert_layers(model.index) if device != "cpu" else []
+    if not layers or device not in room:
         return None
     spare = room[device] - _needed(ledger, device)
     of = sum(layer[0].shape[0] for layer in layers)
     count = min(of, max(0, spare) // max(one_expert_bytes(layer) for layer in layers))
-    each = experts_bytes(index) / of
+    each = model.experts / of
     return HotExperts(count, of, int(count * each), count / of) if count else None
 
 
@@ -193,7 +194,7 @@ def _wanted_context(index: ModelIndex, request: PlanRequest) -> tuple[int, list[
     return request.context, []
 
 
-def _place(index: ModelIndex, machine: Machine, request: PlanRequest, shape: Shape) -> tuple[Shape, list[str]]:
+def _place(model: Counted, machine: Machine, request: PlanRequest, shape: Shape) -> tuple[Shape, list[str]]:
     """The shape with the owner of the dense parts decided; experts stay in CPU memory."""
     if request.device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"unknown device {request.device!r}", "one of auto, cpu, cuda")
@@ -210,7 +211,7 @@ def _place(index: ModelIndex, machine: Machine, request: PlanRequest, shape: Sha
         return on_gpu, []
     smallest = replace(on_gpu, context=min(shape.context, request.context or SMALLEST_CONTEXT))
     room = _room(machine, on_gpu.placement, request.reserve)
-    if "cuda" in _shortfalls(make_ledger(index, smallest), room):
+    if "cuda" in _shortfalls(make_ledger(model, smallest), room):
         return shape, [f"everything on the CPU: the dense parts do not fit in {size_text(room['cuda'])} of GPU memory"]
     return on_gpu, []
 
@@ -233,18 +234,18 @@ def _needed(ledger: tuple[LedgerLine, ...], device: str) -> int:
     return sum(line.bytes for line in ledger if line.device == device)
 
 
-def _shrink(index: ModelIndex, shape: Shape, room: Mapping[str, int], floor: int = SMALLEST_CONTEXT) -> Shape:
+def _shrink(model: Counted, shape: Shape, room: Mapping[str, int], floor: int = SMALLEST_CONTEXT) -> Shape:
     """The shape with the largest context, in whole pages and not below `floor`, that fits; unchanged if none does."""
-    if not _shortfalls(make_ledger(index, shape), room):
+    if not _shortfalls(make_ledger(model, shape), room):
         return shape
     low, high = -(-floor // PAGE_TOKENS), (shape.context - 1) // PAGE_TOKENS
     best = replace(shape, context=low * PAGE_TOKENS)
-    if low > high or _shortfalls(make_ledger(index, best), room):
+    if low > high or _shortfalls(make_ledger(model, best), room):
         return shape
     while low < high:
         middle = (low + high + 1) // 2
         candidate = replace(shape, context=middle * PAGE_TOKENS)
-        if _shortfalls(make_ledger(index, candidate), room):
+        if _shortfalls(make_ledger(model, candidate), room):
             high = middle - 1
         else:
             best, low = candidate, middle
@@ -252,15 +253,15 @@ def _shrink(index: ModelIndex, shape: Shape, room: Mapping[str, int], floor: int
 
 
 def _refusal(
-    index: ModelIndex,
+    model: Counted,
     machine: Machine,
     shape: Shape,
     ledger: tuple[LedgerLine, ...],
     short: Mapping[str, int],
     room: Mapping[str, int],
 ) -> HardwareError:
-    hint = _remedy(index, shape, room, short)
-    return HardwareError(f"{index.name} does not fit: {_short_text(machine, ledger, short, room)}", hint)
+    hint = _remedy(model, shape, room, short)
+    return HardwareError(f"{model.index.name} does not fit: {_short_text(machine, ledger, short, room)}", hint)
 
 
 def _short_text(
@@ -273,15 +274,16 @@ def _short_text(
     return f"needs {needed} of {device} memory, {size_text(room[device])} free"
 
 
-def _remedy(index: ModelIndex, shape: Shape, room: Mapping[str, int], short: Mapping[str, int]) -> str:
+def _remedy(model: Counted, shape: Shape, room: Mapping[str, int], short: Mapping[str, int]) -> str:
     """The smallest change that makes it fit: less context, then smaller experts, then more memory; or --force."""
-    shorter = _shrink(index, shape, room, floor=PAGE_TOKENS)
+    shorter = _shrink(model, shape, room, floor=PAGE_TOKENS)
     if shorter.context < shape.context:
         return f"--context {shorter.context} fits"
     smallest = replace(shape, context=min(shape.context, SMALLEST_CONTEXT))
+    formats = _smaller_formats(model)
     for candidate, context in ((shape, ""), (smallest, f" and --context {smallest.context}")):
-        for format, name in _smaller_formats(index):
-            if not _shortfalls(make_ledger(index, candidate, format), room):
+        for smaller, format, name in formats:
+            if not _shortfalls(make_ledger(smaller, candidate), room):
                 return f"a {format} version fits (hetero convert MODEL --experts {name}){context}"
     device, missing = next(iter(short.items()))
     if device != "cpu":
@@ -290,15 +292,14 @@ def _remedy(index: ModelIndex, shape: Shape, room: Mapping[str, int], short: Map
     return f"free {size_text(missing)} of memory ({whole} in all), or choose a smaller model; --force loads it anyway"
 
 
-def _smaller_formats(index: ModelIndex) -> list[tuple[str, str]]:
-    """Those of `_SMALLER` that would shrink the experts and that their widths allow."""
-    now = experts_bytes(index)
+def _smaller_formats(model: Counted) -> list[tuple[Counted, str, str]]:
+    """The model with its experts in those of `_SMALLER` that would shrink them and that their widths allow."""
     found = []
     for format, name in _SMALLER:
         try:
-            smaller = experts_bytes(with_formats(index, format, None)) < now
+            smaller = count(with_formats(model.index, format, None))
         except UsageError:
             continue
-        if smaller:
-            found.append((format, name))
+        if smaller.experts < model.experts:
+            found.append((smaller, format, name))
     return found

@@ -14,11 +14,12 @@ from hetero.models.families import Family
 from hetero.models.families.common import VISION, Expected, FusedExperts
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.fused import fused_biases, fused_fp8, fused_mxfp4, fused_weights
+from hetero.models.hints import Hints
 from hetero.models.joint import split_joint
 from hetero.models.matrices import Found
 from hetero.models.modules import modules_of
 from hetero.models.names import from_hf, hf_expert, hf_fused, layer_of
-from hetero.models.quantisation import Hints, Parts, matrix_of
+from hetero.models.quantisation import Parts, matrix_of
 from hetero.models.safetensors_file import HfDirectory
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from hetero.machine.types import ModelIndex, UsageError
 from hetero.models.card import cards, find_card
-from hetero.models.outline import index_of_config, runs_as_it_is
-from hetero.models.safetensors_file import CONFIG, INDEX, SINGLE, read_json
+
+_REMOTE = ("http://", "https://", "hf:")
 
 
 def describe(model: str) -> ModelIndex:
     """The index of a store, checkpoint, config.json, safetensors index, address (https:, hf:) or built-in card.
 
     A file or folder of that name goes before a card. Raises UsageError where there is none, ModelError for damaged
-    headers, TierError where a server fails.
+    headers, TierError where a server fails. A card waits for no reader: each is imported when it is needed.
     """
-    from hetero.models.remote import is_remote, remote_index
+    if model.startswith(_REMOTE):
+        from hetero.models.remote import remote_index
 
-    if is_remote(model):
         return remote_index(model)
     path = Path(model)
     if not os.path.exists(path):
@@ -28,12 +28,18 @@ def describe(model: str) -> ModelIndex:
         if card is not None:
             return card.index
         raise UsageError(f"{model}: no such file, and no card of that name", f"cards: {', '.join(cards())}")
+    return _of_files(path)
+
+
+def _of_files(path: Path) -> ModelIndex:
+    from hetero.models.outline import index_of_config, runs_as_it_is
+    from hetero.models.safetensors_file import read_json
+
     config = _config_beside(path)
     if config is not None:
         raw = read_json(config, 16 << 20)
         if not _has_weights(config.parent) or not runs_as_it_is(raw):
             return index_of_config(raw, _name(config.parent), str(config))
-    # Only here, as it imports tokenizers, for which a card need not wait.
     from hetero.models.load import open_model
 
     with contextlib.closing(open_model(path)) as source:
@@ -42,6 +48,7 @@ def describe(model: str) -> ModelIndex:
 
 def _config_beside(path: Path) -> Path | None:
     """The config.json of a Hugging Face directory or of a file in one; None for stores and GGUF files."""
+    from hetero.models.safetensors_file import CONFIG, INDEX
     from hetero.models.store import is_store
 
     if is_store(path):
@@ -58,6 +65,8 @@ def _config_beside(path: Path) -> Path | None:
 
 def _has_weights(folder: Path) -> bool:
     """Whether the weights themselves are there; an index alone is not enough to load, but to plan."""
+    from hetero.models.safetensors_file import SINGLE
+
     return (folder / SINGLE).exists() or any(True for _ in folder.glob("*.safetensors"))
 
 

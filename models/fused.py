@@ -13,10 +13,11 @@ from hetero.machine.types import ModelError
 from hetero.models.families.common import FusedExperts
 from hetero.models.float_codes import Fp8Rows, Mxfp4Rows
 from hetero.models.formats import StoredTensor, n_elements
+from hetero.models.hints import Hints
 from hetero.models.iquants import stored_row_bytes
 from hetero.models.matrices import Columns, Matrix, Rows, Spread
-from hetero.models.quantisation import Hints, fp8_grid, require
 from hetero.models.quantisation import Parts as QuantParts
+from hetero.models.quantisation import fp8_grid, require
 
 Parts = dict[str, tuple[tuple[int, ...], tuple[Matrix, ...]]]
 """Shape and matrices (one per expert, or one for all biases) of `gate` and `up`, or of `down`."""

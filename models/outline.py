@@ -10,7 +10,7 @@ from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
-from hetero.models.quantisation import Hints
+from hetero.models.hints import Hints
 from hetero.native import FORMATS
 from hetero.native.widths import source_bytes
 

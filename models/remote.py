@@ -31,11 +31,6 @@ _WORKERS = 8
 _HUB = "https://huggingface.co"
 
 
-def is_remote(text: str) -> bool:
-    """Whether MODEL names something on a server."""
-    return text.startswith(("http://", "https://", "hf:"))
-
-
 def remote_index(text: str) -> ModelIndex:
     """The index of `https://....gguf`, of a directory's address, or of `hf:ORG/REPO[@REVISION][/FILE.gguf]`.
 

@@ -9,8 +9,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-import numpy as np
-
 from hetero.machine.types import ModelError, Role
 from hetero.models.config import ModelConfig, MoeConfig, RopeConfig
 
@@ -63,8 +61,8 @@ class Keys:
         looked_up = _looked_up.get()
         if looked_up is not None:
             looked_up.add(self.prefix + key)
-        value = self.values.get(self.prefix + key)
-        if isinstance(value, np.ndarray):
+        value: Any = self.values.get(self.prefix + key)
+        if hasattr(value, "tolist"):  # numpy's, which a config.json does without
             entries = value.tolist()
             return entries[0] if entries and all(v == entries[0] for v in entries) else entries
         return value

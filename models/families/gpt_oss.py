@@ -6,8 +6,6 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hetero.models.blocks import Batch, Ops, decoder, project
 from hetero.models.config import ModelConfig, MoeConfig
 from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys
@@ -73,8 +71,8 @@ def config_from_gguf(
 def _sliding_of_gguf(k: Keys, n_layers: int) -> list[bool]:
     """Per layer whether it has a window: given as such, or all but the last of every `pattern` layers."""
     key = "attention.sliding_window_pattern"
-    given = k.values.get(k.prefix + key)
-    if not isinstance(given, np.ndarray):
+    given: Any = k.values.get(k.prefix + key)
+    if not hasattr(given, "tolist"):
         period = k.integer(key, 2)
         return [layer % period < period - 1 for layer in range(n_layers)]
     if len(given) < n_layers:
