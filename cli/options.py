@@ -45,8 +45,9 @@ Context = Annotated[
     int | None,
     typer.Option("--context", "-c", metavar="N", min=1, help="Tokens of context to make room for.", show_default=False),
 ]
+_KV_HELP = "Type of the KV cache; q8 is 8 bits a value and a scale per 32."
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where the dense part runs.")]
-KvDtype = Annotated[str, typer.Option("--kv-dtype", metavar="auto|bf16|f32", help="Type of the KV cache.")]
+KvDtype = Annotated[str, typer.Option("--kv-dtype", metavar="auto|bf16|f16|f32|q8", help=_KV_HELP)]
 Force = Annotated[bool, typer.Option("--force", help="Go on although the estimate says it does not fit.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also on error.")]

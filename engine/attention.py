@@ -132,7 +132,8 @@ class TorchAttention:
         self._kv.append(layer, "latent", span.sequence, span.first, latent)
         if len(q) == 1:
             slots = self._kv.slots(span.sequence, chosen[0])
-            keys = self._kv.store(layer, "latent")[0].index_select(0, slots).float()[:, None]
+            store = self._kv.store(layer, "latent")
+            keys = store.type.widen(store.rows.index_select(0, slots), store.width)[:, None]
             return _attend_one(q[0], keys, keys, scale, None)[None, :, :rank]
         keys = self._kv.view(layer, "latent", span.sequence, span.length)[:, None]
         seen = CAUSAL.visible(len(q), span.first, q.device)
@@ -202,7 +203,7 @@ class NativeAttention:
     ) -> torch.Tensor:
         """Token by token: what it sees is copied together, so that nothing else of the cache is read."""
         self._kv.append(layer, "latent", span.sequence, span.first, latent)
-        store, (tokens, heads, _), k = self._kv.store(layer, "latent")[0], q.shape, chosen.shape[1]
+        store, (tokens, heads, _), k = self._kv.store(layer, "latent").rows, q.shape, chosen.shape[1]
         paged, scratch, table = self._gathered(layer, k, heads, rank, scale)
         slots = self._kv.slots(span.sequence, chosen)
         q, out = q.contiguous(), torch.empty(tokens, heads, rank)
@@ -217,9 +218,9 @@ class NativeAttention:
         found = self._scratch.get((k, scale))
         if found is None:
             pages = -(-k // PAGE)
-            tensor, fmt = self._kv.store(layer, "latent")
-            scratch = tensor.new_empty(pages * PAGE, tensor.shape[1])
-            keys = Store(scratch.data_ptr(), len(scratch), 1, scratch.shape[1], fmt)
+            store = self._kv.store(layer, "latent")
+            scratch = store.rows.new_empty(pages * PAGE, store.rows.shape[1])
+            keys = Store(scratch.data_ptr(), len(scratch), 1, store.width, store.type.name)
             table = np.arange(pages, dtype=np.int32)
             found = self._scratch[k, scale] = (self._make(keys, None, heads, rank, scale, Sight()), scratch, table)
         return found
@@ -230,9 +231,9 @@ class NativeAttention:
         return PagedAttention(self._kernels, keys, values, heads, width, PAGE, scale, sight)
 
     def _store(self, layer: int, name: str) -> Store:
-        tensor, fmt = self._kv.store(layer, name)
-        groups = tensor.shape[1] if tensor.ndim == 3 else 1
-        return Store(tensor.data_ptr(), tensor.shape[0], groups, tensor.shape[-1], fmt)
+        store = self._kv.store(layer, name)
+        groups = store.rows.shape[1] if store.rows.ndim == 3 else 1
+        return Store(store.rows.data_ptr(), len(store.rows), groups, store.width, store.type.name)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, scale: float, mask: Mask) -> torch.Tensor:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
+from dataclasses import dataclass
 
 import torch
 
+from hetero.engine.cachetypes import CACHE_TYPES, CacheType
 from hetero.engine.pages import PAGE, PagePool, Sequence
 from hetero.engine.recurrent import RecurrentStates
 from hetero.machine.types import STATE_SLOTS, HardwareError
 from hetero.models.config import ModelConfig
 
-DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """One state of a layer in all slots: `rows` [slots, ..., row], each of them `width` values of that type."""
+
+    rows: torch.Tensor
+    width: int
+    type: CacheType
 
 
 class KVCache:
@@ -26,7 +34,7 @@ class KVCache:
     def __init__(self, config: ModelConfig, context: int, dtype: str, device: torch.device) -> None:
         n_pages = -(-context // PAGE)
         self.pool = PagePool(n_pages)
-        self.dtype, self._device = DTYPES[dtype], device
+        self._type, self._device = CACHE_TYPES[dtype], device
         slots = n_pages * PAGE
         try:
             self._stores = [self._layer(config, layer, slots) for layer in range(config.n_layers)]
@@ -37,14 +45,18 @@ class KVCache:
                 "give a smaller --context",
             ) from error
 
-    def _layer(self, config: ModelConfig, layer: int, slots: int) -> dict[str, torch.Tensor]:
-        paged = {name: state.shape for name, state in config.layer_states(layer).items() if not state.recurrent}
-        return {n: torch.zeros((slots, *shape), dtype=self.dtype, device=self._device) for n, shape in paged.items()}
+    def _layer(self, config: ModelConfig, layer: int, slots: int) -> dict[str, Paged]:
+        shapes = {name: state.shape for name, state in config.layer_states(layer).items() if not state.recurrent}
+        return {name: self._paged((slots, *shape)) for name, shape in shapes.items()}
+
+    def _paged(self, shape: tuple[int, ...]) -> Paged:
+        rows = (*shape[:-1], self._type.row(shape[-1]))
+        return Paged(torch.zeros(rows, dtype=self._type.dtype, device=self._device), shape[-1], self._type)
 
     @property
     def held_bytes(self) -> dict[str, int]:
         """Bytes of the pages of all layers, and of the recurrent states."""
-        pages = sum(store.nbytes for stores in self._stores for store in stores.values())
+        pages = sum(store.rows.nbytes for stores in self._stores for store in stores.values())
         return {"kv cache": pages, "recurrent states": self.states.held_bytes}
 
     @property
@@ -96,7 +108,7 @@ class KVCache:
         copy = self.pool.truncate(sequence, length)
         if copy is not None:
             source, target = copy[0] * PAGE, copy[1] * PAGE
-            for store in (store for stores in self._stores for store in stores.values()):
+            for store in (store.rows for stores in self._stores for store in stores.values()):
                 store[target : target + PAGE] = store[source : source + PAGE]
         return sequence.length
 
@@ -108,27 +120,23 @@ class KVCache:
                 self.states.release(slot)
         sequence.slot = sequence.pending = -1
 
-    def store(self, layer: int, name: str) -> tuple[torch.Tensor, str]:
-        """The whole paged tensor [slots, ...] of a state, and its type by ggml's name."""
-        return self._stores[layer][name], NAMES[self.dtype]
+    def store(self, layer: int, name: str) -> Paged:
+        """All slots of a state."""
+        return self._stores[layer][name]
 
     def append(self, layer: int, name: str, sequence: Sequence, start: int, values: torch.Tensor) -> None:
         """Store `values` [n, ...] as the positions start.. of `sequence`; its pages must be reserved."""
-        store = self._stores[layer][name]
-        values = values.to(self.dtype)
+        store = self._stores[layer][name].rows
+        rows = self._type.narrow(values)
         if sequence.contiguous:
             first = sequence.pages[0] * PAGE + start
-            store[first : first + len(values)] = values
+            store[first : first + len(rows)] = rows
         else:
-            store.index_copy_(0, self._range(sequence, start, start + len(values)), values)
+            store.index_copy_(0, self._range(sequence, start, start + len(rows)), rows)
 
     def view(self, layer: int, name: str, sequence: Sequence, length: int) -> torch.Tensor:
         """The first `length` positions of `sequence` as float32 [length, ...] (a view where that needs no copy)."""
-        store = self._stores[layer][name]
-        if sequence.contiguous:
-            first = sequence.pages[0] * PAGE
-            return store[first : first + length].float()
-        return store.index_select(0, self._range(sequence, 0, length)).float()
+        return next(self.blocks(layer, name, sequence, length, length))
 
     def blocks(
         self, layer: int, name: str, sequence: Sequence, length: int, size: int
@@ -139,9 +147,10 @@ class KVCache:
             stop = min(start + size, length)
             if sequence.contiguous:
                 first = sequence.pages[0] * PAGE
-                yield store[first + start : first + stop].float()
+                rows = store.rows[first + start : first + stop]
             else:
-                yield store.index_select(0, self._range(sequence, start, stop)).float()
+                rows = store.rows.index_select(0, self._range(sequence, start, stop))
+            yield self._type.widen(rows, store.width)
 
     def slots(self, sequence: Sequence, positions: torch.Tensor) -> torch.Tensor:
         """Where `positions` int64 [...] of `sequence` lie in its stores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hetero.machine.ledger import KV_BYTES
+from hetero.machine.ledger import KV_BYTES, kv_token_bytes
 from hetero.machine.traces import Trace, tokens_for
 from hetero.machine.types import ModelIndex, Plan, UsageError
 
@@ -101,12 +101,12 @@ def capacity(index: ModelIndex, made: Plan, ask: Ask, trace: Trace | None = None
     assert made.prefill is not None
     assert made.decode is not None
     work = _recorded(ask) if trace is None else _replayed(trace, ask)
-    each = index.kv_elements_per_token * KV_BYTES[made.kv_dtype]
+    each = kv_token_bytes(index, made.kv_dtype)
     new = work.prompt * (1 - work.hit)
     seconds = new / (ask.prefill_tps or made.prefill.likely) + work.answer / (ask.decode_tps or made.decode.likely)
     per_gpu = max(1.0, (seconds + work.gap) / seconds)
     keep = work.keep * each
-    fixed = index.kv_fixed_elements * KV_BYTES[made.kv_dtype] + index.recurrent_bytes
+    fixed = math.ceil(index.kv_fixed_elements * KV_BYTES[made.kv_dtype]) + index.recurrent_bytes
     network = work.prompt * work.hit * each / seconds
     by_memory = per_gpu * (keep + fixed) / (ask.node_memory * NODE_SHARE)
     by_network = network / ask.node_network

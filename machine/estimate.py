@@ -21,7 +21,7 @@ class Load:
     on_gpu: bool
     packed_on_gpu: bool
     """Whether dense matrices keep their format on the GPU (this version unpacks them to bf16)."""
-    kv_bytes: int
+    kv_bytes: float
     """Bytes of a value in the KV cache."""
     missed: float
     """Share of the experts that memory does not hold, so that they come from the disk."""

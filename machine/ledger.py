@@ -10,7 +10,8 @@ from hetero.machine.traffic import expert_layers, one_expert_bytes
 from hetero.machine.types import STATE_SLOTS, LedgerLine, ModelIndex, Placement, TensorInfo
 from hetero.native.formats import packed_bytes
 
-KV_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+KV_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "q8": 34 / 32}
+"""Of a value, its share of a scale included."""
 PAGE_TOKENS = 64
 """Tokens of one page of the KV cache; caches are whole pages."""
 INDEX_PRODUCTS_BYTES = 64 << 20
@@ -123,7 +124,14 @@ def small_bytes(index: ModelIndex) -> int:
 def kv_bytes(index: ModelIndex, context: int, kv_dtype: str) -> int:
     """The KV cache of one request of `context` tokens, in whole pages, with its windows."""
     pages = -(-context // PAGE_TOKENS)
-    return (pages * PAGE_TOKENS * index.kv_elements_per_token + index.kv_fixed_elements) * KV_BYTES[kv_dtype]
+    fixed = math.ceil(index.kv_fixed_elements * KV_BYTES[kv_dtype])
+    return pages * PAGE_TOKENS * kv_token_bytes(index, kv_dtype) + fixed
+
+
+def kv_token_bytes(index: ModelIndex, kv_dtype: str) -> int:
+    """What one token takes in the KV cache."""
+    padding = index.kv_padding if kv_dtype == "q8" else 0
+    return math.ceil((index.kv_elements_per_token + padding) * KV_BYTES[kv_dtype])
 
 
 def activation_bytes(model: Counted, chunk: int) -> int:

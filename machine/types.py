@@ -81,6 +81,8 @@ class ModelIndex:
     top_k: int
     kv_elements_per_token: int
     """Values that one token keeps in the KV cache, over all layers."""
+    kv_padding: int = 0
+    """Values that an 8-bit cache holds besides, as its rows are whole blocks of 32."""
     kv_fixed_elements: int = 0
     """Values of the KV type that a request keeps whatever its length: sliding windows."""
     recurrent_bytes: int = 0

@@ -169,6 +169,7 @@ def make_index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) ->
         n_experts=moe.n_experts if moe else 0,
         top_k=moe.top_k if moe else 0,
         kv_elements_per_token=config.kv_elements_per_token,
+        kv_padding=config.kv_padding,
         recurrent_bytes=config.recurrent_bytes,
         attended=config.attended,
         index_elements=config.index_elements,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -234,10 +235,19 @@ class ModelConfig:
         return self._values(recurrent=False)
 
     @property
+    def kv_padding(self) -> int:
+        """Values by which rows in blocks of 32, as an 8-bit cache has them, are longer over all layers."""
+        paged = (state.shape for state in self._states(recurrent=False))
+        return sum(math.prod(shape[:-1]) * (-shape[-1] % 32) for shape in paged)
+
+    @property
     def recurrent_bytes(self) -> int:
         """Bytes of a request's recurrent states over all layers."""
         return 4 * self._values(recurrent=True)
 
     def _values(self, *, recurrent: bool) -> int:
-        states = (state for layer in range(self.n_layers) for state in self.layer_states(layer).values())
-        return sum(math.prod(state.shape) for state in states if state.recurrent is recurrent)
+        return sum(math.prod(state.shape) for state in self._states(recurrent=recurrent))
+
+    def _states(self, *, recurrent: bool) -> Iterator[State]:
+        for layer in range(self.n_layers):
+            yield from (state for state in self.layer_states(layer).values() if state.recurrent is recurrent)

@@ -60,7 +60,7 @@ class Step:
     sampled: int
 
 
-def demands(index: ModelIndex, config: ModelConfig, step: Step, kv_value_bytes: int) -> dict[str, Demand]:
+def demands(index: ModelIndex, config: ModelConfig, step: Step, kv_value_bytes: float) -> dict[str, Demand]:
     """What each of STAGES needs for `step`; every weight is read once, experts as many as random routes meet.
 
     Past the last attention only sampled rows are computed.

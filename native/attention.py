@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetero.native.formats import format_info
+from hetero.native.formats import cache_row_bytes, format_info
 from hetero.native.kernels import Kernels, Pool
 from hetero.native.library import ffi
 
@@ -22,7 +22,7 @@ _FLOATS, _BYTES, _TABLE = ffi.typeof("float *"), ffi.typeof("uint8_t *"), ffi.ty
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """One layer's cached values: `address` of [n_slots, groups, width] in `kv_format` (F32, F16 or BF16)."""
+    """One layer's cached values: `address` of [n_slots, groups, width] in `kv_format` (F32, F16, BF16 or Q8_0)."""
 
     address: int
     n_slots: int
@@ -32,7 +32,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        return self.n_slots * self.groups * self.width * (4 if self.kv_format == "F32" else 2)
+        return self.n_slots * self.groups * cache_row_bytes(self.kv_format, self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,14 @@ class PagedAttention:
             self._append(self._values, table, first, n_tokens, values)
 
     def _append(self, store: Store, table: Table, first: int, n_tokens: int, source: int) -> None:
-        width = store.groups * store.width
         self._kernels.call(
             "hetero_kv_append",
             self._args.kv_format,
             ffi.cast(_FLOATS, source),
-            n_tokens * width * 4,
+            n_tokens * store.groups * store.width * 4,
             n_tokens,
-            width,
+            store.groups,
+            store.width,
             first,
             ffi.from_buffer(_TABLE, table),
             len(table),

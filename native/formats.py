@@ -105,6 +105,11 @@ def row_bytes(fmt: str, k: int) -> int:
     return -(-k // info.block_k) * info.block_bytes
 
 
+def cache_row_bytes(fmt: str, width: int) -> int:
+    """Bytes of a row of `width` values of the KV cache: whole blocks, the last one filled up with zeros."""
+    return row_bytes(fmt, _round_up(width, format_info(fmt).block_k))
+
+
 def tile_bytes(fmt: str, k: int) -> int:
     """Bytes of one packed tile: 16 rows of `k` inputs."""
     info = format_info(fmt)

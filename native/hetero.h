@@ -14,7 +14,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 /* cdef begin */
-enum { HETERO_ABI_VERSION = 2 };
+enum { HETERO_ABI_VERSION = 3 };
 enum { HETERO_OK = 0, HETERO_BAD_ARGUMENT = 1, HETERO_NO_MEMORY = 2, HETERO_NO_THREAD = 3 };
 enum {
     HETERO_F32, HETERO_F16, HETERO_BF16, HETERO_Q8_0, HETERO_Q4_0, HETERO_Q4_1, HETERO_Q5_0, HETERO_Q5_1,
@@ -126,8 +126,9 @@ int hetero_bank_place(const hetero_bank *bank, const int32_t *nodes, int32_t n_n
 int hetero_moe(hetero_pool *pool, const hetero_bank *bank, const float *x, size_t x_bytes, int64_t n_tokens,
                const int32_t *ids, size_t ids_bytes, const float *weights, size_t weights_bytes, int64_t top_k,
                float *out, size_t out_bytes, char *message, size_t message_bytes);
-/* Causal attention of q [n_tokens, heads, d] at positions first.. over a paged KV cache in F32, F16 or BF16. The
- * stores are [n_slots, groups, d] and [n_slots, groups, e]; position p lies in slot pages[p / page] * page + p % page.
+/* Causal attention of q [n_tokens, heads, d] at positions first.. over a paged KV cache in F32, F16, BF16 or Q8_0, whose
+ * rows are whole blocks of 32 values, the last filled up with zeros. The stores are [n_slots, groups, d] and [n_slots,
+ * groups, e]; position p lies in slot pages[p / page] * page + p % page.
  * A null v reads the values as the first e of each key (MLA's latent). out is [n_tokens, heads, e]. A query sees the last
  * `window` positions with its own, and of these only the ones in its own run of `chunk` (0: no such limit). sinks
  * [heads] (null: none) are scores that join each softmax without a value. */
@@ -188,8 +189,9 @@ int hetero_attention(hetero_pool *pool, const hetero_attention_args *args, char 
  * step: q is ready. */
 int hetero_attention_alone(const hetero_attention_args *args, const hetero_step_args *step, uint8_t *scratch,
                            size_t scratch_bytes, char *message, size_t message_bytes);
-int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t width,
-                     int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
+/* Stores values [n_tokens, groups, width] at positions first.. of a store [slots, groups, width]. */
+int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t groups,
+                     int64_t width, int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
                      size_t store_bytes, char *message, size_t message_bytes);
 /* A matrix of `heads` equal parts, each with its own input: out[h, t, :] = part h of matrix times x[h, t, :]. A part
  * must be whole tiles (n / heads a multiple of 16). */

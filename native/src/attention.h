@@ -77,6 +77,7 @@ struct AttentionJob {
 
     int64_t most_rows() const { return cut.heads * cut.tokens; }
     int64_t part_floats() const { return round_up(most_rows() * (width + kLanes + 1), kLanes); }
+    int64_t zero_floats() const { return round_up(a->d, kLanes); }  // at least a row's bytes in every format
     int64_t next() { return pool ? int64_t(next_task(pool)) : serial++; }
 
     // A worker's memory: places for a tile's rows, their totals and a block's panels.
@@ -94,7 +95,7 @@ struct AttentionJob {
         k.keys = arena.take<float>(kBlockKeys * a->d);
         k.values = arena.take<float>(kBlockKeys * width);
         k.q = arena.take<float>(rows * a->d);
-        k.zeros = arena.take<float>(a->d);
+        k.zeros = arena.take<float>(zero_floats());
         k.total.top = arena.take<float>(rows);
         k.total.sum = arena.take<float>(rows);
         k.from = arena.take<int64_t>(rows);
@@ -144,7 +145,7 @@ struct AttentionJob {
 
     // Where the keys and values of `count` positions lie.
     void find(int64_t group, int64_t first, int64_t count, const uint8_t **keys, const uint8_t **values) const {
-        const int64_t size = stored_size(a->kv_format), key = a->d * size, value = (a->v ? a->e : a->d) * size;
+        const int64_t key = kv_row_bytes(a->kv_format, a->d), value = a->v ? kv_row_bytes(a->kv_format, a->e) : key;
         const uint8_t *v = a->v ? a->v : a->k;
         for (int64_t j = 0; j < count;) {
             const int64_t in_page = (first + j) % a->page, stop = min64(count, j + a->page - in_page);
@@ -182,6 +183,8 @@ struct AttentionJob {
                 attend_at<HETERO_F32>(k, tile.group, rows, begin, end, first, count);
             else if (a->kv_format == HETERO_F16)
                 attend_at<HETERO_F16>(k, tile.group, rows, begin, end, first, count);
+            else if (a->kv_format == HETERO_Q8_0)
+                attend_at<HETERO_Q8_0>(k, tile.group, rows, begin, end, first, count);
             else
                 attend_at<HETERO_BF16>(k, tile.group, rows, begin, end, first, count);
         }
@@ -253,7 +256,7 @@ struct AttentionJob {
         auto *job = static_cast<AttentionJob *>(context);
         Arena arena = {job->memory + size_t(worker) * job->desk_bytes()};
         const Desk k = job->desk(arena);
-        memset(k.zeros, 0, size_t(job->a->d) * 4);
+        memset(k.zeros, 0, size_t(job->zero_floats()) * 4);
         const bool segments = job->cut.split && !job->merging;
         const int64_t per_tile = segments ? job->cut.segments : 1, total = job->cut.tiles(job->a) * per_tile;
         for (int64_t i; (i = job->next()) < total;)
@@ -274,8 +277,8 @@ struct AttentionJob {
 
 inline int check_attention(const hetero_attention_args *a, Message message) {
     if (!a || !a->pages) return message.fail(HETERO_BAD_ARGUMENT, "attention: null pointer");
-    if (a->kv_format < 0 || a->kv_format > HETERO_BF16)
-        return message.fail(HETERO_BAD_ARGUMENT, "attention: KV format %d is not F32, F16 or BF16", a->kv_format);
+    if (!is_kv_format(a->kv_format))
+        return message.fail(HETERO_BAD_ARGUMENT, "attention: KV format %d is not F32, F16, BF16 or Q8_0", a->kv_format);
     if (a->n_tokens < 0 || a->n_tokens > kMaxRows || a->first < 0 || a->first > kMaxRows || a->heads < 1 ||
         a->groups < 1 || a->heads > 65536 || a->heads % a->groups || a->d < 1 || a->e < 1 || a->d > 65536 ||
         a->e > 65536 || a->page < 8 || a->page > kMaxPage || a->page % 8 || (!a->v && a->e > a->d) || a->window < 0 ||
@@ -284,10 +287,11 @@ inline int check_attention(const hetero_attention_args *a, Message message) {
     if (a->n_slots < 0 || a->n_slots > kMaxRows || a->n_slots % a->page)
         return message.fail(HETERO_BAD_ARGUMENT, "attention: %lld slots in pages of %lld", (long long)a->n_slots,
                             (long long)a->page);
-    const int64_t size = stored_size(a->kv_format), queries = product({4, a->n_tokens, a->heads});
-    const int64_t slots = product({size, a->n_slots, a->groups}), k_bytes = product({slots, a->d});
+    const int64_t rows = product({a->n_slots, a->groups}), queries = product({4, a->n_tokens, a->heads});
+    const int64_t k_bytes = product({rows, kv_row_bytes(a->kv_format, a->d)});
+    const int64_t v_bytes = product({rows, kv_row_bytes(a->kv_format, a->e)});
     if (const int code = check_buffer("keys", a->k, a->k_bytes, k_bytes, message)) return code;
-    if (const int code = check_optional("values", a->v, a->v_bytes, product({slots, a->e}), message)) return code;
+    if (const int code = check_optional("values", a->v, a->v_bytes, v_bytes, message)) return code;
     if (const int code = check_optional("sinks", a->sinks, a->sinks_bytes, 4 * a->heads, message)) return code;
     if (const int code = check_buffer("q", a->q, a->q_bytes, product({queries, a->d}), message)) return code;
     if (const int code = check_buffer("out", a->out, a->out_bytes, product({queries, a->e}), message)) return code;

@@ -1,6 +1,7 @@
 // RMS norm of heads and rotary positions, and the storing of new keys and values: what comes before attention.
 #pragma once
 #include "api.h"
+#include "kv_rows.h"
 #include "lanes.h"
 
 namespace {
@@ -65,26 +66,6 @@ struct NormRopeJob {
     }
 };
 
-inline int64_t stored_size(int format) { return format == HETERO_F32 ? 4 : 2; }
-
-// `n` float32 values in the type of a store.
-inline void narrow(int format, const float *values, int64_t n, uint8_t *row) {
-    if (format == HETERO_F32) {
-        memcpy(row, values, size_t(n) * 4);
-        return;
-    }
-    int64_t i = 0;
-#if defined(__F16C__)
-    for (; format == HETERO_F16 && i + 8 <= n; i += 8) {
-        const __m256 v = _mm256_loadu_ps(values + i);
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(row + 2 * i), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
-    }
-#endif
-    if (format == HETERO_BF16)
-        for (; i < n; i++) store16(row + 2 * i, float_to_bf16(values[i]));
-    for (; i < n; i++) store16(row + 2 * i, float_to_half(values[i]));
-}
-
 // Turns the new keys of a step and stores them with the values.
 struct StoreJob {
     Pool *pool;
@@ -95,14 +76,14 @@ struct StoreJob {
     void run_token(int64_t t, float *turned) const {
         const Turn turn = {a->d, s->half, s->interleaved != 0, s->eps};
         const int64_t at = a->first + t, slot = a->pages[at / a->page] * a->page + at % a->page;
-        const int64_t size = stored_size(a->kv_format);
-        uint8_t *keys = const_cast<uint8_t *>(a->k) + slot * a->groups * a->d * size;
-        uint8_t *values = const_cast<uint8_t *>(a->v) + slot * a->groups * a->e * size;
+        const int64_t key = kv_row_bytes(a->kv_format, a->d), value = kv_row_bytes(a->kv_format, a->e);
+        uint8_t *keys = const_cast<uint8_t *>(a->k) + slot * a->groups * key;
         for (int64_t g = 0; g < a->groups; g++) {
             turn.apply(s->k + (t * a->groups + g) * a->d, s->k_norm, s->cos + t * s->half, s->sin + t * s->half, turned);
-            narrow(a->kv_format, turned, a->d, keys + g * a->d * size);
+            store_row(a->kv_format, turned, a->d, keys + g * key);
         }
-        narrow(a->kv_format, s->v + t * a->groups * a->e, a->groups * a->e, values);
+        uint8_t *values = const_cast<uint8_t *>(a->v) + slot * a->groups * value;
+        store_rows(a->kv_format, s->v + t * a->groups * a->e, a->groups, a->e, values);
     }
 
     static void run(void *context, int worker) {
@@ -142,15 +123,16 @@ inline int check_rope(const hetero_rope_args *a, Message message) {
 
 extern "C" {
 
-int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens,
+int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes, int64_t n_tokens, int64_t groups,
                      int64_t width, int64_t first, const int32_t *pages, int64_t n_pages, int64_t page, uint8_t *store,
                      size_t store_bytes, char *message, size_t message_bytes) {
     const Message m = {message, message_bytes};
-    if (kv_format < 0 || kv_format > HETERO_BF16 || !pages || !store || n_tokens < 0 || width < 1 || width > (1 << 26) ||
-        n_tokens > kMaxRows || first < 0 || first > kMaxRows || page < 1 || page > kMaxPage)
+    if (!is_kv_format(kv_format) || !pages || !store || n_tokens < 0 || groups < 1 || groups > 65536 || width < 1 ||
+        width > 65536 || n_tokens > kMaxRows || first < 0 || first > kMaxRows || page < 1 || page > kMaxPage)
         return m.fail(HETERO_BAD_ARGUMENT, "kv_append: arguments out of range");
-    const int64_t row = width * stored_size(kv_format), total = int64_t(store_bytes) / (row * page);
-    if (const int code = check_buffer("values", values, values_bytes, 4 * n_tokens * width, m)) return code;
+    const int64_t row = groups * kv_row_bytes(kv_format, width), total = int64_t(store_bytes) / (row * page);
+    const int64_t bytes = product({4, n_tokens, groups, width});
+    if (const int code = check_buffer("values", values, values_bytes, bytes, m)) return code;
     if (const int code = check_aligned("pages", pages, m)) return code;
     if (n_pages < ceil_div(first + n_tokens, page))
         return m.fail(HETERO_BAD_ARGUMENT, "kv_append: %lld pages given for %lld positions", (long long)n_pages,
@@ -159,7 +141,8 @@ int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes
         const int64_t at = first + t, number = pages[at / page];
         if (number < 0 || number >= total)
             return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %lld does not exist", (long long)number);
-        narrow(kv_format, values + t * width, width, store + (number * page + at % page) * row);
+        const float *from = values + t * groups * width;
+        store_rows(kv_format, from, groups, width, store + (number * page + at % page) * row);
     }
     return HETERO_OK;
 }

@@ -24,10 +24,10 @@ def tokens(engine):
     return [e.id for e in engine.generate(IDS[:40], SHORT, reuse=False) if isinstance(e, Token)]
 
 
-def two_owners(path, dtype):
+def two_owners(path, dtype, kv_dtype="auto"):
     """An engine whose dense parts belong to torch and whose experts belong to the native kernels, both on the CPU."""
     source = open_model(path)
-    plan = make_plan(source.index, probe(device="cpu"), PlanRequest(device="cpu", threads=2, context=256))
+    plan = make_plan(source.index, probe(device="cpu"), PlanRequest("cpu", 2, 256, kv_dtype))
     model = load_model(source, Kernels(plan.isa_tier))
     engine = Engine(model, plan, TorchOwner(model, torch.device("cpu"), dtype))
     engine._runtime.attention = TorchAttention(engine._kv)
@@ -70,12 +70,12 @@ def test_owners_of_quantised_models_differ_by_the_rounding_of_activations_only(a
         split.close()
 
 
-@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "f16", "q8"])
 def test_the_cache_type_costs_what_its_rounding_costs(kv_dtype, tmp_path):
     path = tiny_hf("qwen3_moe", tmp_path)
     exact, other = (Engine.load(path, device="cpu", threads=2, kv_dtype=d) for d in ("f32", kv_dtype))
     try:
-        limit = {"f32": 1e-6, "f16": 2e-2, "bf16": 2e-1}[kv_dtype]
+        limit = {"f32": 1e-6, "f16": 2e-2, "bf16": 2e-1, "q8": 5e-2}[kv_dtype]
         assert relative(other.logits(IDS), exact.logits(IDS)) < limit
     finally:
         exact.close()
@@ -98,11 +98,12 @@ def test_every_usable_tier_gives_the_same_model(fmt, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("arch", ["qwen3moe", "deepseek2"])
-@pytest.mark.parametrize("fmt", ["F32", "Q8_0"])
-def test_a_tokens_bits_do_not_depend_on_the_size_of_a_chunk(arch, fmt, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("fmt", "kv_dtype"), [("F32", "auto"), ("Q8_0", "auto"), ("Q8_0", "q8")])
+def test_a_tokens_bits_do_not_depend_on_the_size_of_a_chunk(arch, fmt, kv_dtype, tmp_path, monkeypatch):
     """One token at a time is what decoding does."""
     monkeypatch.setenv("HETERO_DETERMINISTIC", "1")
-    engine = Engine.load(tiny_gguf(arch, tmp_path / "m.gguf", type=fmt), device="cpu", threads=2)
+    path = tiny_gguf(arch, tmp_path / "m.gguf", type=fmt)
+    engine = Engine.load(path, device="cpu", threads=2, kv_dtype=kv_dtype)
     try:
         whole = engine.logits(IDS)
         for chunk in (1, 7, 64, 100):

@@ -114,12 +114,17 @@ def test_expert_without_its_companions_is_a_model_error() -> None:
 
 @pytest.mark.parametrize(
     ("experts", "dense", "wanted", "chosen"),
-    [("F32", "F32", "auto", "f32"), ("Q4_0", "F32", "auto", "bf16"), ("Q4_0", "BF16", "f16", "f16")],
+    [
+        ("F32", "F32", "auto", "f32"),
+        ("Q4_0", "F32", "auto", "bf16"),
+        ("Q4_0", "BF16", "f16", "f16"),
+        ("Q4_0", "BF16", "q8", "q8"),
+    ],
 )
 def test_kv_type(experts: str, dense: str, wanted: str, chosen: str) -> None:
     made = plan(moe_index(experts, dense), MACHINE, PlanRequest(kv_dtype=wanted, context=64))
     assert made.kv_dtype == chosen
-    assert made.ledger[3].bytes == 64 * MLA_KV * (4 if chosen == "f32" else 2)
+    assert made.ledger[3].bytes == 64 * MLA_KV * {"f32": 4, "q8": 34 / 32}.get(chosen, 2)
 
 
 def test_context_defaults_to_the_models_or_8192() -> None:

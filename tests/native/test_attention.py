@@ -6,12 +6,12 @@ import pytest
 from hetero.native import Kernels, Pool, cpu_tiers
 from hetero.native.attention import PagedAttention, Sight, Store, Turn
 from hetero.native.prepared import PreparedNorm
-from tests.native.attention_reference import attended
+from tests.native.attention_reference import attended, held, slots_of, store_of
 
 PAGE = 64
 NO_LIMIT = Sight()
 TIERS = [t.name for t in cpu_tiers() if t.built and t.usable]
-BYTES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+FORMATS = ["F32", "F16", "BF16", "Q8_0"]
 
 
 @pytest.fixture(params=TIERS)
@@ -21,16 +21,6 @@ def kernels(request):
 
 def address(array):
     return array.ctypes.data
-
-
-def rounded(x, fmt):
-    """What the store holds after `x` was appended, as float64."""
-    if fmt == "F16":
-        return x.astype(np.float16).astype(np.float64)
-    if fmt == "BF16":
-        bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
-    return x.astype(np.float64)
 
 
 CASES = [  # tokens, first, heads, groups, d, e
@@ -46,7 +36,7 @@ CASES = [  # tokens, first, heads, groups, d, e
 ]
 
 
-@pytest.mark.parametrize("fmt", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("latent", [False, True])
 def test_attention_over_shuffled_pages_equals_float64(kernels, fmt, case, latent):
@@ -59,7 +49,7 @@ def test_attention_over_shuffled_pages_equals_float64(kernels, fmt, case, latent
     n_pages = length // PAGE + 3
     table = rng.permutation(n_pages)[: -(-length // PAGE)].astype(np.int32)
     slots = n_pages * PAGE
-    k_store, v_store = np.zeros((slots, groups, d), BYTES[fmt]), np.zeros((slots, groups, e), BYTES[fmt])
+    k_store, v_store = store_of(slots, groups, d, fmt), store_of(slots, groups, e, fmt)
     keys = Store(address(k_store), slots, groups, d, fmt)
     values = None if latent else Store(address(v_store), slots, groups, e, fmt)
     attention = PagedAttention(kernels, keys, values, heads, e, PAGE, 0.1)
@@ -67,8 +57,10 @@ def test_attention_over_shuffled_pages_equals_float64(kernels, fmt, case, latent
     with Pool([0, 1], kernels) as pool:
         attention.append(table, 0, length, address(k), address(v))
         attention.attend(pool, table, first, tokens, address(q), address(out))
-    held = rounded(k, fmt)
-    expected = attended(q, held, held[..., :e] if latent else rounded(v, fmt), first, 0.1)
+    at = slots_of(table, PAGE, length)
+    k_held, v_held = held(k_store, d, fmt)[at], held(v_store, e, fmt)[at]
+    assert np.abs(k_held - k).max() < {"F32": 0, "F16": 2e-3, "BF16": 2e-2, "Q8_0": 2e-2}[fmt] + 1e-30
+    expected = attended(q, k_held, k_held[..., :e] if latent else v_held, first, 0.1)
     assert np.abs(out - expected).max() < 2e-6 * np.sqrt(d) + 2e-6
 
 
@@ -121,8 +113,9 @@ class Cached:
         )
         pages = -(-length // PAGE)
         self.table = rng.permutation(pages).astype(np.int32)
-        self.stores = [np.zeros((pages * PAGE, groups, w), BYTES[fmt]) for w in (d, e)]
-        keys, values = (Store(address(a), pages * PAGE, groups, a.shape[2], fmt) for a in self.stores)
+        self.stores = [store_of(pages * PAGE, groups, w, fmt) for w in (d, e)]
+        stores = zip(self.stores, (d, e), strict=True)
+        keys, values = (Store(address(a), pages * PAGE, groups, w, fmt) for a, w in stores)
         self.paged = PagedAttention(kernels, keys, None if latent else values, heads, e, PAGE, d**-0.5, sight)
         self.paged.append(self.table, 0, length, address(self.k), address(self.v))
         self.out_shape = (heads, e)
@@ -140,13 +133,14 @@ SHAPES = {  # heads, groups, d, e, latent
 }
 
 
+@pytest.mark.parametrize("fmt", ["F16", "Q8_0"])
 @pytest.mark.parametrize("sight", [NO_LIMIT, Sight(70, 130)], ids=["all", "limited"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_token_has_the_same_bits_whatever_is_asked_beside_it(kernels, shape, sight):
+def test_a_token_has_the_same_bits_whatever_is_asked_beside_it(kernels, shape, sight, fmt):
     """Alone, in chunks of any size, and with one or three threads, which share out the segments of few rows."""
     *sizes, latent = SHAPES[shape]
     length = 600
-    cached = Cached(kernels, length, *sizes, "F16", sight, latent)
+    cached = Cached(kernels, length, *sizes, fmt, sight, latent)
     with Pool([0, 1, 0], kernels) as three, Pool([0], kernels) as one:
         whole = cached.attend(one, 0, length)
         for step in (600, 129, 37):
@@ -172,11 +166,12 @@ def test_many_tokens_over_several_segments_equal_float64(kernels, shape, sunk):
 
 
 @pytest.mark.skipif("avx512" not in TIERS, reason="NOT TESTED: a CPU without AVX-512")
-def test_avx2_and_avx512_give_the_same_bits():
+@pytest.mark.parametrize("fmt", ["BF16", "Q8_0"])
+def test_avx2_and_avx512_give_the_same_bits(fmt):
     found = []
     for tier in ("avx2", "avx512"):
         kernels = Kernels(tier)
-        cached = Cached(kernels, 700, 8, 2, 72, 40, "BF16")
+        cached = Cached(kernels, 700, 8, 2, 72, 40, fmt)
         with Pool([0, 1], kernels) as pool:
             found.append(cached.attend(pool, 500, 200))
     assert np.array_equal(*found)
@@ -243,7 +238,8 @@ def test_norm_and_rotation_equal_float64(kernels, interleaved, tokens, heads, d,
     assert np.abs(out - expected).max() < 5e-6
 
 
-def test_a_fused_step_equals_its_parts(kernels):
+@pytest.mark.parametrize("fmt", ["F16", "Q8_0"])
+def test_a_fused_step_equals_its_parts(kernels, fmt):
     rng = np.random.default_rng(4)
     tokens, heads, groups, d, half, first = 3, 8, 2, 64, 24, 100
     q, k, v = (rng.normal(size=(tokens, n, d)).astype(np.float32) for n in (heads, groups, groups))
@@ -254,8 +250,8 @@ def test_a_fused_step_equals_its_parts(kernels):
     table, outs, stores = np.array([1, 0], np.int32), [], []
     with Pool([0, 1], kernels) as pool:
         for fused in (True, False):
-            k_store, v_store = np.zeros((128, groups, d), np.float16), np.zeros((128, groups, d), np.float16)
-            keys, values = (Store(address(s), 128, groups, d, "F16") for s in (k_store, v_store))
+            k_store, v_store = store_of(128, groups, d, fmt), store_of(128, groups, d, fmt)
+            keys, values = (Store(address(s), 128, groups, d, fmt) for s in (k_store, v_store))
             attention = PagedAttention(kernels, keys, values, heads, d, PAGE, 0.1)
             attention.append(table, 0, first, address(past), address(past))
             out = np.zeros((tokens, heads, d), np.float32)

@@ -12,6 +12,7 @@ import pytest
 from hetero.native import FORMATS, Kernels, Pool
 from hetero.native.attention import PagedAttention, Sight, Store
 from hetero.native.library import ffi, library_path
+from tests.native.attention_reference import store_of
 from tests.native.emulation.cpu import EmulatedCpu
 from tests.native.test_amx import TILED, bound
 from tests.native.weights import THINNED, USABLE, cpus, dequantized, normal, packed, raw_rows
@@ -92,14 +93,17 @@ def test_the_amx_object_is_within_rounding_of_float64_on_an_emulated_cpu(cpu, fm
 
 
 @pytest.mark.skipif("avx2" not in USABLE, reason="NOT TESTED: nothing to compare with on a CPU without AVX2")
-def test_attention_of_the_avx512_object_gives_the_bits_of_avx2_on_an_emulated_cpu(cpu):
+@pytest.mark.parametrize(("fmt", "d"), [("F32", 20), ("Q8_0", 40)])
+def test_attention_of_the_avx512_object_gives_the_bits_of_avx2_on_an_emulated_cpu(cpu, fmt, d):
     rng = np.random.default_rng(14)
-    tokens, heads, groups, d, e, length = 9, 4, 2, 20, 24, 70
+    tokens, heads, groups, e, length = 9, 4, 2, 24, 70
     q, k, v = (normal(rng, n, w) for n, w in ((tokens * heads, d), (128 * groups, d), (128 * groups, e)))
     table, outs = np.array([1, 0], np.int32), [np.zeros((tokens, heads, e), np.float32) for _ in range(2)]
-    stores = [Store(a.ctypes.data, 128, groups, a.shape[1], "F32") for a in (k, v)]
+    held = [store_of(128, groups, width, fmt) for width in (d, e)]
+    stores = [Store(a.ctypes.data, 128, groups, w, fmt) for a, w in zip(held, (d, e), strict=True)]
     kernels = Kernels("avx2")
     attention = PagedAttention(kernels, *stores, heads, e, 64, 0.2, Sight(window=50))
+    attention.append(table, 0, length, k.ctypes.data, v.ctypes.data)
     with Pool(cpus(1), kernels) as pool:
         attention.attend(pool, table, length - tokens, tokens, q.ctypes.data, outs[0].ctypes.data)
     args, scratch = attention._args, np.zeros(1 << 20, np.uint8)

@@ -34,14 +34,15 @@ struct AttentionCaller : Caller {
     }
 
     int append() {
-        const int32_t format = int32_t(chance.below(3));
-        const int64_t size = format == HETERO_F32 ? 4 : 2, page = chance.between(1, 16), n = chance.below(20);
+        const int32_t format = kv_format();
+        const int64_t page = chance.between(1, 16), n = chance.below(20), groups = chance.between(1, 3);
         const int64_t first = chance.below(40), pages = (first + n + page - 1) / page, there = pages + chance.below(3) + 1;
-        const int64_t width = chance.between(1, 40), store = there * page * width * size;
-        return hetero_kv_append(chance.number(format), chance.at(chance.floats(n * width)), chance.bytes(4 * n * width),
-                                chance.count(n), chance.count(width), chance.count(first), chance.at(table(pages, there)),
-                                chance.length(pages), chance.count(page), chance.or_null(chance.room(store)),
-                                chance.capacity(store), message.text, message.bytes);
+        const int64_t width = chance.between(1, 40), store = there * page * groups * row_bytes(format, width);
+        const int64_t values = n * groups * width;
+        return hetero_kv_append(chance.number(format), chance.at(chance.floats(values)), chance.bytes(4 * values),
+                                chance.count(n), chance.count(groups), chance.count(width), chance.count(first),
+                                chance.at(table(pages, there)), chance.length(pages), chance.count(page),
+                                chance.or_null(chance.room(store)), chance.capacity(store), message.text, message.bytes);
     }
 
     int norm_rope() {
@@ -106,10 +107,19 @@ struct AttentionCaller : Caller {
         return numbers;
     }
 
+    int32_t kv_format() {
+        constexpr int32_t formats[4] = {HETERO_F32, HETERO_F16, HETERO_BF16, HETERO_Q8_0};
+        return formats[chance.below(4)];
+    }
+
+    static int64_t row_bytes(int32_t format, int64_t width) {
+        return format == HETERO_Q8_0 ? (width + 31) / 32 * 34 : width * (format == HETERO_F32 ? 4 : 2);
+    }
+
     hetero_attention_args arguments() {
         hetero_attention_args a = {};
-        const int32_t format = int32_t(chance.below(3));
-        const int64_t size = format == HETERO_F32 ? 4 : 2, page = 8 * chance.between(1, 4), n = chance.below(6);
+        const int32_t format = kv_format();
+        const int64_t page = 8 * chance.between(1, 4), n = chance.below(6);
         const int64_t groups = chance.between(1, 3), heads = groups * chance.between(1, 10), d = chance.between(1, 70);
         const bool latent = !chance.below(4);
         const int64_t e = latent ? chance.between(1, d) : chance.between(1, 70), first = chance.below(90);
@@ -121,9 +131,10 @@ struct AttentionCaller : Caller {
         if (!chance.below(3)) a.chunk = chance.count(chance.between(1, 80));
         a.scale = 0.1f;
         a.q = chance.at(chance.floats(n * heads * d)), a.q_bytes = chance.bytes(4 * n * heads * d);
-        a.k = chance.or_null(chance.room(slots * groups * d * size)), a.k_bytes = chance.bytes(slots * groups * d * size);
-        if (!latent) a.v = chance.or_null(chance.room(slots * groups * e * size));
-        a.v_bytes = chance.bytes(slots * groups * e * size);
+        const int64_t k_bytes = slots * groups * row_bytes(format, d), v_bytes = slots * groups * row_bytes(format, e);
+        a.k = chance.or_null(chance.room(k_bytes)), a.k_bytes = chance.bytes(k_bytes);
+        if (!latent) a.v = chance.or_null(chance.room(v_bytes));
+        a.v_bytes = chance.bytes(v_bytes);
         a.pages = chance.at(table(pages, max64(1, there)));
         if (chance.below(2)) a.sinks = chance.at(chance.floats(heads)), a.sinks_bytes = chance.bytes(4 * heads);
         a.out = chance.at(chance.floats(n * heads * e)), a.out_bytes = chance.bytes(4 * n * heads * e);
