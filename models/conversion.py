@@ -14,11 +14,13 @@ from hetero.machine.types import ModelError, TierError, UsageError
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.destination import Destination, check_removable, remove_store
 from hetero.models.extents import Extent, dense_extent, first_damaged, layer_extent, mtp_extent
+from hetero.models.finish import Finisher
+from hetero.models.hashing import fingerprint
 from hetero.models.journal import JOURNAL, Journal, sync_directory, write_safely
 from hetero.models.layout import DENSE_FILE, MTP_FILE, SMALL_FILE, LayerSlot, Layout
 from hetero.models.manifest import MANIFEST, Manifest, StoredFile, read_manifest, write_manifest
 from hetero.models.mtp import copy_mtp
-from hetero.models.pack import FileSink, Packed, Tick, fingerprint, pack_dense, pack_layer, read_small
+from hetero.models.pack import FileSink, Packed, Tick, pack_dense, pack_layer, read_small
 from hetero.models.progress import Meter, Progress
 from hetero.models.source_key import source_key
 from hetero.models.store import TOKENIZER, small_files
@@ -147,16 +149,18 @@ class Conversion:
         arrays, digests = read_small(self.source, self.layout.small, meter.tick)
         write_safely(tmp / SMALL_FILE, save_safetensors(dict(arrays)))
         self._write_text()
-        for unit in self._units():
-            meter.what = unit.what
-            packed = journal.done.get(unit.file)
-            if packed is not None and self._intact(unit, packed):
-                self.resumed += 1
-                meter.tick(unit.source_bytes)
-            else:
-                packed = self._write(unit, journal, meter.tick)
-            self.results[unit.file] = packed
-            digests |= packed.digests
+        done = dict(journal.done)
+        with Finisher(journal) as finisher:
+            for unit in self._units():
+                meter.what = unit.what
+                packed = done.get(unit.file)
+                if packed is not None and self._intact(unit, packed):
+                    self.resumed += 1
+                    meter.tick(unit.source_bytes)
+                else:
+                    packed = self._write(unit, finisher, meter.tick)
+                self.results[unit.file] = packed
+                digests |= packed.digests
         manifest = self._manifest(fingerprint(digests))
         write_safely(tmp / MANIFEST, write_manifest(manifest))
         return manifest
@@ -214,22 +218,19 @@ class Conversion:
             return False
         return not any(first_damaged(path.parent, extent, _no_tick) for extent in unit.extents(packed))
 
-    def _write(self, unit: _Unit, journal: Journal, tick: Tick) -> Packed:
+    def _write(self, unit: _Unit, finisher: Finisher, tick: Tick) -> Packed:
         final = self.target.tmp / unit.file
         part = final.with_name(final.name + ".part")
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             packed = unit.pack(FileSink(fd), tick)
-            os.fsync(fd)
+            finisher.wait()
         except BaseException:
             # Gives the space of the unfinished file back; the finished ones stay for the next run.
+            os.close(fd)
             part.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(fd)
-        os.replace(part, final)
-        sync_directory(final.parent)
-        journal.add(unit.file, packed)
+        finisher.finish(fd, part, final, packed)
         return packed
 
     def _manifest(self, print_of_source: str) -> Manifest:

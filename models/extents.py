@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.machine.types import ModelError, TierError
+from hetero.models.hashing import HASH, checksum
 from hetero.models.layout import DENSE_FILE, MTP_FILE, PIECE_SOURCE_BYTES, LayerSlot, Layout, MatrixSlot, MtpSlot, align
-from hetero.models.pack import U8, Tick, checksum, in_order
+from hetero.models.pack import U8, Tick, in_order
 
 AGAIN = "run hetero convert SRC DST --force"
 """The hint for a damaged store."""
@@ -59,15 +60,18 @@ def extents(layout: Layout, checksums: Mapping[str, list[str]]) -> Iterator[Exte
         yield mtp_extent(slot, checksums[slot.key])
 
 
-def first_damaged(directory: Path, extent: Extent, tick: Tick) -> str | None:
-    """Reads the extent and returns what its first damaged piece holds, or None; raises TierError on read errors."""
+def first_damaged(directory: Path, extent: Extent, tick: Tick, kind: str = HASH) -> str | None:
+    """Reads the extent and returns what its first damaged piece holds, or None; raises TierError on read errors.
+
+    `kind` is what the checksums were made with.
+    """
     with opened(directory / extent.file) as fd:
 
         def work(index: int) -> tuple[str, int]:
             start = index * extent.piece
             size = extent.piece if index < len(extent.checksums) - 1 else extent.length - start
             data = os.pread(fd, size, extent.offset + start)
-            return checksum(data), len(data)
+            return checksum(data, kind), len(data)
 
         for index, (found, size) in enumerate(in_order(work, len(extent.checksums))):
             tick(size)

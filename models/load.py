@@ -12,9 +12,10 @@ from hetero.models.checkpoint import Checkpoint, open_checkpoint
 from hetero.models.config import ModelConfig
 from hetero.models.derive import derive
 from hetero.models.extents import read_into
+from hetero.models.hashing import fingerprint
 from hetero.models.journal import JOURNAL
 from hetero.models.layout import DENSE_FILE, LayerSlot, Layout, expert_name, make_layout
-from hetero.models.pack import F32, U8, MemorySink, fingerprint, pack_dense, pack_layer, read_small
+from hetero.models.pack import F32, U8, MemorySink, pack_dense, pack_layer, read_small
 from hetero.models.progress import Meter, Progress, silent
 from hetero.models.store import Store, is_store, open_store
 from hetero.models.text import TextModel, load_text

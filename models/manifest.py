@@ -21,6 +21,7 @@ from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES
 from hetero.models.families.common import MAX_LAYERS
+from hetero.models.hashing import HASH, HASHES, OLD_HASH
 from hetero.models.layout import (
     EXPERT_PARTS,
     MTP_FILE,
@@ -36,7 +37,7 @@ from hetero.native.formats import TILE_ROWS, tile_bytes
 
 MANIFEST = "manifest.json"
 KIND = "hetero store"
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 2, 0
 _AGAIN = "run hetero convert SRC DST --force"
 _MAX_BYTES = 512 << 20
 _SAFE_FILE = re.compile(
@@ -66,6 +67,8 @@ class Manifest:
     layout: Layout
     checksums: Mapping[str, list[str]]
     files: Mapping[str, StoredFile]
+    hash: str = HASH
+    """What the checksums were made with: one of `hashing.HASHES`."""
 
 
 def write_manifest(manifest: Manifest) -> bytes:
@@ -76,6 +79,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         "version": f"{MAJOR}.{MINOR}",
         "writer": f"hetero {_own_version()}",
         "complete": True,
+        "hash": manifest.hash,
         "fingerprint": manifest.fingerprint,
         "source_key": manifest.source_key,
         "experts": manifest.experts,
@@ -201,7 +205,16 @@ def _decode_manifest(data: dict[str, Any]) -> Manifest:
         layout=layout,
         checksums=checksums,
         files=files,
+        hash=_hash(data),
     )
+
+
+def _hash(data: dict[str, Any]) -> str:
+    """What the checksums are; stores of version 1 do not say."""
+    kind = OLD_HASH if data["version"].startswith("1.") else _text(data, "hash")
+    if kind not in HASHES:
+        raise ValueError(f"checksums are of the unknown kind {kind!r}")
+    return kind
 
 
 def _text(data: dict[str, Any], key: str) -> str:

@@ -6,9 +6,9 @@ fingerprint. Streams: at most `WORKERS` experts (or pieces of a dense matrix) ar
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hetero.machine.types import ModelError, TensorInfo
 from hetero.models.checkpoint import Checkpoint
+from hetero.models.hashing import checksum, digest
 from hetero.models.layout import LayerSlot, MatrixSlot, piece_range
 from hetero.native import FORMATS, Kernels, allocate, packed_bytes
 
@@ -37,7 +38,7 @@ class Sink(Protocol):
     """Takes packed bytes; both methods are called from several threads with disjoint ranges."""
 
     def buffer(self, offset: int, length: int) -> U8:
-        """Zeroed memory, 64-byte aligned, for the bytes at `offset`."""
+        """Memory, 64-byte aligned, for the bytes at `offset`, all of which the caller writes before `commit`."""
 
     def commit(self, offset: int, data: U8) -> str:
         """Takes the filled buffer and returns its checksum, or "" where none is kept."""
@@ -58,12 +59,16 @@ class MemorySink:
 
 @dataclass(frozen=True, slots=True)
 class FileSink:
-    """Writes to the file `fd`; raises OSError as the system does."""
+    """Writes to the file `fd`; raises OSError as the system does. A thread has one buffer at a time."""
 
     fd: int
+    kept: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     def buffer(self, offset: int, length: int) -> U8:
-        return allocate(length)
+        memory: U8 | None = getattr(self.kept, "memory", None)
+        if memory is None or len(memory) < length:
+            self.kept.memory = memory = allocate(length)
+        return memory[:length]
 
     def commit(self, offset: int, data: U8) -> str:
         view = data.data
@@ -81,25 +86,6 @@ class Packed:
     checksums: dict[str, list[str]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     error: float | None = None
-
-
-def checksum(data: U8 | bytes) -> str:
-    """The store's checksum of some bytes: BLAKE2b-128, in hex."""
-    return digest(data).hex()
-
-
-def digest(data: U8 | F32 | bytes) -> bytes:
-    """BLAKE2b-128 of a buffer; the interpreter's lock is released meanwhile."""
-    view = data if isinstance(data, bytes) else data.reshape(-1).data
-    return hashlib.blake2b(view, digest_size=16).digest()
-
-
-def fingerprint(digests: Mapping[str, str]) -> str:
-    """The fingerprint of a model from the digests of all its tensors, in name order."""
-    total = hashlib.blake2b(digest_size=16)
-    for name in sorted(digests):
-        total.update(f"{name} {digests[name]}\n".encode())
-    return total.hexdigest()
 
 
 def in_order(work: Callable[[int], T], count: int) -> Iterator[T]:
@@ -184,7 +170,9 @@ def _pack_piece(source: Checkpoint, slot: MatrixSlot, kernels: Kernels, sink: Si
         rows, error, norm = _requantise(kernels, stored, slot.format, rows, slot.k)
     offset, length = piece_range(slot, index)
     out = sink.buffer(offset, length)
-    kernels.pack(slot.format, rows, stop - start, slot.k, out=out[: packed_bytes(slot.format, stop - start, slot.k)])
+    used = packed_bytes(slot.format, stop - start, slot.k)
+    kernels.pack(slot.format, rows, stop - start, slot.k, out=out[:used])
+    out[used:] = 0
     return _Piece(sink.commit(offset, out), hashed, size, error, norm)
 
 

@@ -16,10 +16,10 @@ from safetensors.numpy import load as load_safetensors
 from hetero.machine.types import ModelError, ModelIndex, TierError
 from hetero.models.config import ModelConfig
 from hetero.models.extents import AGAIN, extents, first_damaged
+from hetero.models.hashing import checksum
 from hetero.models.journal import JOURNAL
 from hetero.models.layout import SMALL_FILE
 from hetero.models.manifest import MANIFEST, Manifest, StoredFile, read_manifest
-from hetero.models.pack import checksum
 from hetero.models.progress import Meter, Progress, silent
 from hetero.models.text import TextModel, load_text
 
@@ -106,10 +106,10 @@ def verify(path: Path, progress: Progress = silent) -> VerifyReport:
     meter = Meter(progress, sum(stored.bytes for stored in manifest.files.values()), "verifying")
     for name, stored in manifest.files.items():
         if stored.checksum is not None:
-            _verify_whole(path / name, stored)
+            _verify_whole(path / name, stored, manifest.hash)
             meter.tick(stored.bytes)
     for extent in extents(manifest.layout, manifest.checksums):
-        damaged = first_damaged(path, extent, meter.tick)
+        damaged = first_damaged(path, extent, meter.tick, manifest.hash)
         if damaged:
             raise ModelError(f"{path / extent.file}: {damaged} is damaged (its checksum differs)", AGAIN)
     return VerifyReport(path, len(manifest.files), meter.total, manifest.fingerprint)
@@ -125,9 +125,9 @@ def small_files(directory: Path) -> Mapping[str, StoredFile]:
     return files
 
 
-def _verify_whole(path: Path, stored: StoredFile) -> None:
+def _verify_whole(path: Path, stored: StoredFile, kind: str) -> None:
     try:
-        found = checksum(path.read_bytes())
+        found = checksum(path.read_bytes(), kind)
     except OSError as error:
         raise TierError(f"{path} cannot be read: {error.strerror}", "check the disk") from None
     if found != stored.checksum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -86,12 +87,46 @@ def test_nothing_about_this_run_is_written(original: Path) -> None:
 
 
 def test_newer_major_version_is_refused_and_newer_minor_read(store: Path) -> None:
-    change(store, lambda data: data.update(version="1.7"))
+    change(store, lambda data: data.update(version="2.7"))
     open_store(store)
-    change(store, lambda data: data.update(version="2.0", writer="hetero 9.1"))
-    with pytest.raises(ModelError, match=r"store format 2\.0") as caught:
+    change(store, lambda data: data.update(version="3.0", writer="hetero 9.1"))
+    with pytest.raises(ModelError, match=r"store format 3\.0") as caught:
         open_store(store)
     assert "hetero 9.1" in caught.value.hint
+
+
+def blake(data: bytes) -> str:
+    """A checksum of the first store format."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def test_a_store_of_the_first_format_is_still_read_and_verified(store: Path) -> None:
+    change(store, lambda data: data.update(hash="md5"))
+    with pytest.raises(ModelError, match="unknown kind 'md5'"):
+        open_store(store)
+
+    def as_of_old(data: dict[str, Any]) -> None:
+        data.update(version="1.1")
+        del data["hash"]
+        for name, file in data["files"].items():
+            if "checksum" in file:
+                file["checksum"] = blake((store / name).read_bytes())
+        for entry in [*data["layers"].values(), *data["tensors"].values()]:
+            if "checksums" not in entry:
+                continue
+            start, size = entry.get("offset", 0), entry.get("stride", entry.get("piece"))
+            whole = (store / entry["file"]).read_bytes()
+            last = len(entry["checksums"]) - 1
+            length = entry.get("length", len(whole))
+            ends = [start + size * i for i in range(1, last + 1)] + [start + -(-length // 4096) * 4096]
+            entry["checksums"] = [blake(whole[a:b]) for a, b in zip([start, *ends], ends, strict=False)]
+
+    change(store, as_of_old)
+    assert verify(store).files == len(open_store(store).manifest.files)
+    with (store / "experts-00001.bin").open("r+b") as file:
+        file.write(b"x")
+    with pytest.raises(ModelError, match="expert 0 of layer 1 is damaged"):
+        verify(store)
 
 
 @pytest.mark.parametrize(
