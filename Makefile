@@ -17,7 +17,7 @@ KT_PYTHON ?=
 NICE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat test lint typing bench bench-peers bench-kernels bench-plan bench-convert soak demo-train clean
+.PHONY: help setup chat test lint typing bench bench-peers bench-kernels bench-plan bench-convert bench-quality soak demo-train clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -49,6 +49,9 @@ bench-plan: $(VENV)/.test  ## what hetero plan predicts against what hetero benc
 
 bench-convert: $(VENV)/.test  ## hetero convert of every storage kind against disk and decoding (ARGS="--size 2 --publish")
 	@$(BIN)/python -m bench.convert $(ARGS)
+
+bench-quality: $(VENV)/.test  ## perplexity and KL of every format by hetero, llama.cpp and exactly; writes docs/quality.md
+	@$(BIN)/python -m bench.quality --publish $(ARGS)
 
 soak: $(VENV)/.test  ## the long tests: fuzzing and thousands of cases
 	$(BIN)/python -m pytest -m soak $(ARGS)
