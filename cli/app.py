@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -18,7 +20,22 @@ from hetero.cli.inspect import inspect
 from hetero.cli.models import app as models_app
 from hetero.cli.plan import plan
 from hetero.cli.probe import probe
-from hetero.machine.types import HeteroError, UsageError
+from hetero.machine.types import HeteroError, TierError, UsageError
+
+
+class _ClosedStdout(io.TextIOBase):
+    """Stands in for a stdout that the caller has closed (`>&-`): a result that nobody gets is a failure."""
+
+    def __init__(self, null: TextIO) -> None:
+        self._null = null  # holds the number 1
+        self.lost = False
+
+    def write(self, text: str) -> int:
+        self.lost = True
+        raise OSError(errno.EBADF, "stdout is closed")
+
+    def fileno(self) -> int:
+        return 1
 
 
 class _ClosedPipe(Exception):
@@ -96,15 +113,21 @@ def main(args: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             code = 0
             output.silence_stdout()
-    return code
+    return TierError.code if code == 0 and _is_lost() else code
+
+
+def _is_lost() -> bool:
+    """Whether something was written to a stdout that the caller has closed."""
+    return isinstance(sys.stdout, _ClosedStdout) and sys.stdout.lost
 
 
 def _mend_streams() -> None:
     """Give the program three streams, and let none of them end it over a character its encoding lacks."""
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller (`>&-`)
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+        if stream is None:  # closed by the caller (`>&-`); its number must not go to a file that is opened later
+            null = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, _ClosedStdout(null) if name == "stdout" else null)
         elif name != "stdin" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
@@ -121,6 +144,8 @@ def _end(problem: BaseException, args: list[str]) -> int:
     if isinstance(problem, (_ClosedPipe, BrokenPipeError)):
         output.silence_stdout()
         return 0
+    if isinstance(problem, OSError) and _is_lost():
+        return TierError.code
     if isinstance(problem, SystemExit):
         return problem.code if isinstance(problem.code, int) else 1
     if isinstance(problem, typer.Abort):

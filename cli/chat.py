@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from hetero.cli import chat_options as own
 from hetero.cli import options, output, session
 from hetero.machine.types import PlanRequest, UsageError
 
@@ -20,54 +20,21 @@ if TYPE_CHECKING:
 
 def chat(
     model: options.ModelArgument = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and stop; standard input is added to it."),
-    ] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="The system message.")] = None,
-    temp: Annotated[
-        float | None,
-        typer.Option(
-            "--temp",
-            metavar="X",
-            min=0.0,
-            max=100.0,
-            help="Temperature; 0 takes the likeliest token; by default the model's own, else 0.",
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", metavar="N", min=0, help="Sample among the k likeliest; 0 is off.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", metavar="X", min=0.0, max=1.0, help="Sample within this probability.")
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option("--min-p", metavar="X", min=0.0, max=1.0, help="Drop tokens below this share of the likeliest."),
-    ] = None,
-    repeat_penalty: Annotated[
-        float | None,
-        typer.Option("--repeat-penalty", metavar="X", min=0.01, max=100.0, help="Above 1 discourages repeats."),
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Makes sampling reproducible.")] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            "-n",
-            metavar="N",
-            min=1,
-            help="Length of an answer; by default until it ends or the context is full.",
-        ),
-    ] = None,
+    prompt: own.Prompt = None,
+    system: own.System = None,
+    temp: own.Temperature = None,
+    top_k: own.TopK = None,
+    top_p: own.TopP = None,
+    min_p: own.MinP = None,
+    repeat_penalty: own.RepeatPenalty = None,
+    seed: own.Seed = None,
+    max_tokens: own.MaxTokens = None,
     context: options.Context = None,
     threads: options.Threads = None,
     device: options.Device = "auto",
     kv_dtype: options.KvDtype = "auto",
-    no_template: Annotated[
-        bool, typer.Option("--no-template", help="Continue the prompt as plain text, without the chat template.")
-    ] = False,
-    private: Annotated[bool, typer.Option("--private", help="Write nothing to disk, history included.")] = False,
+    no_template: own.NoTemplate = False,
+    private: own.Private = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -79,22 +46,39 @@ def chat(
     prepared = session.prepare(model, request)
     if dry_run:
         return session.show_plan(prepared, json)
-    question = _question(prompt, json)
-    if prepared.is_demo:
-        session.note_demo()
-    output.note(prepared.summary()) if question is None else output.log.info("%s", prepared.summary())
     given = {"temperature": temp, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repeat_penalty}
     given |= {"seed": seed, "max_tokens": max_tokens}
-    with contextlib.closing(prepared.load("chat", keep=not private)) as engine:
-        sampling = _sampling(engine.text, given)
-        conversation = _conversation(engine.text, system, not no_template)
-        if question is None:
-            from hetero.cli.repl import Repl
+    talk = _Talk(prepared, _question(prompt, json), system, not no_template, private, json)
+    talk.run(given)
 
-            Repl(engine, conversation, sampling, private).run()
-        else:
-            conversation.ask(question)
-            _answer_once(engine, conversation, sampling, prepared, json)
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """What is asked of a model: one `question`, or (None) a conversation in the terminal."""
+
+    prepared: session.Prepared
+    question: str | None
+    system: str | None
+    use_template: bool
+    private: bool
+    json: bool
+
+    def run(self, given: dict[str, Any]) -> None:
+        """Load the model and talk, sampling as `given` where it is not None."""
+        prepared, question = self.prepared, self.question
+        if prepared.is_demo:
+            session.note_demo()
+        output.note(prepared.summary()) if question is None else output.log.info("%s", prepared.summary())
+        with contextlib.closing(prepared.load("chat", keep=not self.private)) as engine:
+            sampling = _sampling(engine.text, given)
+            conversation = _conversation(engine.text, self.system, self.use_template)
+            if question is None:
+                from hetero.cli.repl import Repl
+
+                Repl(engine, conversation, sampling, self.private).run()
+            else:
+                conversation.ask(question)
+                _answer_once(engine, conversation, sampling, prepared, self.json)
 
 
 def _question(prompt: str | None, json: bool) -> str | None:

@@ -20,32 +20,35 @@ if TYPE_CHECKING:
     from hetero.models.conversion import ConvertReport
     from hetero.models.treatment import Treatment
 
-Experts = Literal["keep", "q4", "q8", "bf16", "mixed"]
+_Source = Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file or a safetensors directory.")]
+_Destination = Annotated[
+    str | None,
+    typer.Argument(metavar="DST", help="The store to write, by default NAME.hetero beside SRC.", show_default=False),
+]
+_Experts = Annotated[
+    Literal["keep", "q4", "q8", "bf16", "mixed"],
+    typer.Option("--experts", help="Format of the experts; keep only rearranges them."),
+]
+_Bits = Annotated[
+    float | None,
+    typer.Option("--bits", metavar="X", help="Average bits per weight of mixed experts, by default 5.5."),
+]
+_Dense = Annotated[
+    str | None,
+    typer.Option("--dense", metavar="FORMAT", help="Format of the dense matrices: keep, q4, q8, bf16, f16 or f32."),
+]
+_Verify = Annotated[bool, typer.Option("--verify", help="Check a store (SRC), or the one just written.")]
+_Force = Annotated[bool, typer.Option("--force", help="Replace another store, and go on though space seems short.")]
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file or a safetensors directory.")],
-    destination: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DST", help="The store to write, by default NAME.hetero beside SRC.", show_default=False
-        ),
-    ] = None,
-    experts: Annotated[
-        Experts, typer.Option("--experts", help="Format of the experts; keep only rearranges them.")
-    ] = "keep",
-    bits: Annotated[
-        float | None,
-        typer.Option("--bits", metavar="X", help="Average bits per weight of mixed experts, by default 5.5."),
-    ] = None,
-    dense: Annotated[
-        str | None,
-        typer.Option("--dense", metavar="FORMAT", help="Format of the dense matrices: keep, q4, q8, bf16, f16 or f32."),
-    ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check a store (SRC), or the one just written.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace another store, and go on though space seems short.")
-    ] = False,
+    source: _Source,
+    destination: _Destination = None,
+    experts: _Experts = "keep",
+    bits: _Bits = None,
+    dense: _Dense = None,
+    verify: _Verify = False,
+    force: _Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
     verbose: options.Verbose = False,
@@ -132,7 +135,8 @@ def _show(report: ConvertReport, source: Path, verified: bool) -> None:
     )
     both = size_text(report.source_file_bytes + report.store_bytes)
     if verified:
-        output.note(f"both copies take {both}; the store is whole, so {source} may be deleted{_lost(report.experts)}")
+        lost = _lost(report.experts, report.left_out)
+        output.note(f"both copies take {both}; the store is whole, so {source} may be deleted{lost}")
     else:
         check = f"hetero convert {shlex.quote(str(report.path))} --verify"
         output.note(f"both copies take {both}; {check} says whether the source may be deleted")
@@ -153,9 +157,11 @@ def _note_text(store: Path) -> None:
         output.note(note)
 
 
-def _lost(treatment: str) -> str:
-    """What a checkpoint has that its store lacks, where weights were quantised."""
-    return "" if treatment == "keep" else f" unless you want its weights as they were before {treatment}"
+def _lost(treatment: str, left_out: str) -> str:
+    """What a checkpoint has that its store lacks, because weights were quantised or parts were not kept."""
+    wanted = [] if treatment == "keep" else [f"its weights as they were before {treatment}"]
+    wanted += [f"its {left_out}, which the store does not keep"] if left_out else []
+    return f" unless you want {' or '.join(wanted)}" if wanted else ""
 
 
 def _verify(store: Path, as_json: bool) -> None:
@@ -168,7 +174,8 @@ def _verify(store: Path, as_json: bool) -> None:
         output.json_result("hetero.convert", body | {"verified": True})
     else:
         whole = f"{report.files} files, {size_text(report.bytes)}: every byte is as it was written"
-        lost = _lost(open_store(report.path).manifest.experts)
+        manifest = open_store(report.path).manifest
+        lost = _lost(manifest.experts, manifest.left_out)
         output.success(f"{whole}; the checkpoint it was made from may be deleted{lost}")
         output.result(str(report.path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 import time
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ def models(
     log_file: options.LogFile = None,
 ) -> None:
     """List the stores and checkpoints used here, with their sizes and whether they fit."""
+    ctx.obj = json
     if ctx.invoked_subcommand is not None:
         return
     rows = _listed()
@@ -61,6 +63,7 @@ def models(
 
 @app.command("rm", short_help="Delete a store of the list.")
 def remove(
+    ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A store's name or path, as `hetero models` lists it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: options.Json = False,
@@ -70,6 +73,7 @@ def remove(
     """Delete a store that hetero wrote and that `hetero models` lists; checkpoints are never deleted."""
     from hetero.models.remove import remove as delete
 
+    json = json or bool(ctx.obj)
     path = _store_named(name)
     if not os.path.lexists(path):
         known.forget(path)
@@ -92,6 +96,11 @@ def _store_named(name: str) -> str:
     """The path of the one store of the list with that name. Raises UsageError."""
     rows = known.known()
     real = os.path.realpath(name) if os.sep in name else None
+    if real is not None and os.path.islink(name.rstrip(os.sep)):
+        raise UsageError(
+            f"{name} is a link to {real}, which would be deleted in its place",
+            f"hetero models rm {shlex.quote(real)} deletes the store, and rm the link",
+        )
     found = [row.path for row in rows if row.path == real or name in (os.path.basename(row.path), _name(row.path))]
     if not found:
         near = wording.nearest(name, [_name(row.path) for row in rows])

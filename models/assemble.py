@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from hetero.machine.types import ModelError, TensorInfo, TierError
+from hetero.machine.units import plural
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
 from hetero.models.families.common import Expected, FusedExperts
@@ -134,8 +135,9 @@ def refuse_unused(unused: Sequence[StoredTensor], files: tuple[Path, ...]) -> No
     """Raises ModelError naming the first few of the tensors that the architecture has no place for."""
     if unused:
         names = ", ".join(repr(t.name) for t in unused[:4]) + (" ..." if len(unused) > 4 else "")
+        count = f"{plural(len(unused), 'tensor')} {'has' if len(unused) == 1 else 'have'}"
         raise ModelError(
-            f"{files[unused[0].file]}: {len(unused)} tensors have no place in this architecture: {names}",
+            f"{files[unused[0].file]}: {count} no place in this architecture: {names}",
             "the file is of a variant that is not supported, or its configuration is of another model",
         )
 
@@ -147,8 +149,9 @@ def check(
     missing = [n for n, want in expected.items() if not want.optional and n not in found]
     if missing:
         names = ", ".join(map(repr, missing[:4])) + (" ..." if len(missing) > 4 else "")
-        kind = "experts" if any(expected[n].role == "expert" for n in missing) else "tensors"
-        raise ModelError(f"{where}: {len(missing)} {kind} of the model are missing: {names}", OTHER)
+        kind = "expert" if any(expected[n].role == "expert" for n in missing) else "tensor"
+        are = "is" if len(missing) == 1 else "are"
+        raise ModelError(f"{where}: {plural(len(missing), kind)} of the model {are} missing: {names}", OTHER)
     out = {}
     for name, want in expected.items():
         if name not in found:

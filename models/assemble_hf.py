@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.types import ModelError
+from hetero.machine.units import plural
 from hetero.models.assemble import OTHER, Tensor, check, is_mtp, refuse_unused, whole
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
@@ -47,13 +48,20 @@ def assemble_hf(
             found[name] = _stack(name, experts[name], expected[name], directory)
     tensors = check(found, expected, directory.files, where)
     notes: tuple[str, ...] = ()
-    towers = sum(1 for t in directory.tensors if re.fullmatch(VISION, t.name))
-    if towers:
-        notes += (f"{where}: {towers} tensors of the vision parts are not used: this version reads text only",)
+    if left := left_out(directory.tensors):
+        notes += (f"{where}: this version reads text only and leaves out {left}",)
     if "lm_head.weight" not in tensors and not config.tie_word_embeddings:
         notes += (f"{where}: has no lm_head.weight; the embedding is used in its place",)
+    if "lm_head.weight" in tensors and config.tie_word_embeddings:
+        notes += (f"{where}: has its own lm_head.weight, which is used though tie_word_embeddings is true",)
     config = replace(config, tie_word_embeddings="lm_head.weight" not in tensors)
     return config, tensors, notes, mtp
+
+
+def left_out(tensors: Iterable[StoredTensor]) -> str:
+    """What of a file is neither loaded nor kept by a conversion, in words; empty where that is nothing of worth."""
+    towers = sum(1 for t in tensors if re.fullmatch(VISION, t.name))
+    return f"{plural(towers, 'tensor')} of the vision parts" if towers else ""
 
 
 def _renamed(

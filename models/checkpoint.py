@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hetero.machine.types import ModelError, ModelIndex, TensorInfo, TierError, UsageError
 from hetero.models import iquants
 from hetero.models.assemble import Tensor, assemble_gguf
-from hetero.models.assemble_hf import assemble_hf
+from hetero.models.assemble_hf import assemble_hf, left_out
 from hetero.models.config import ModelConfig
 from hetero.models.families import family_for_hf, family_of_gguf
 from hetero.models.formats import StoredTensor, plain_to_f32, row_bytes
@@ -49,6 +49,7 @@ class Checkpoint:
         directory: Path | None = None,
         notes: tuple[str, ...] = (),
         mtp: tuple[StoredTensor, ...] = (),
+        left_out: str = "",
     ) -> None:
         self.path, self.kind, self.files, self.config = path, kind, files, config
         self.metadata, self.hf_config, self.directory = metadata or {}, hf_config or {}, directory
@@ -56,6 +57,8 @@ class Checkpoint:
         """What was ignored or assumed, one sentence each."""
         self.mtp = mtp
         """Multi-token prediction tensors: in no index and not loaded; `convert` keeps them."""
+        self.left_out = left_out
+        """What is neither loaded nor kept by `convert`, in words (vision towers); empty for nothing."""
         self._tensors = tensors
         self._fds: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -242,6 +245,7 @@ def _open_hf(path: Path) -> Checkpoint:
         directory=path,
         notes=found.notes + notes,
         mtp=mtp,
+        left_out=left_out(found.tensors),
     )
 
 

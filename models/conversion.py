@@ -53,6 +53,8 @@ class ConvertReport:
     """The relative RMS error of the dense matrices that were quantised."""
     source_file_bytes: int = 0
     """What the source's files take on disk; with the store, what keeping both needs."""
+    left_out: str = ""
+    """What the source holds and the store does not, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,7 @@ class Conversion:
             layout=self.layout,
             checksums={name: sums for packed in self.results.values() for name, sums in packed.checksums.items()},
             files=files,
+            left_out=self.source.left_out,
         )
 
     def _publish(self) -> None:
@@ -276,6 +279,7 @@ class Conversion:
             formats={slot.layer: slot.gate_format for slot in self.layout.layers} if self.mixed else {},
             dense_error=dense.error if dense else None,
             source_file_bytes=sum(path.stat().st_size for path in self.source.files),
+            left_out=manifest.left_out,
         )
 
 

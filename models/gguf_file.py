@@ -162,9 +162,10 @@ def _parse(h: _Header) -> GgufFile:
         h.fail(f"has GGUF version {version}; expected 2 or 3", "convert it with a current llama.cpp, or update hetero")
     n_tensors, n_keys = h.unpack("Q", "the tensor count"), h.unpack("Q", "the key count")
     # A tensor record takes at least 32 bytes, a key-value pair at least 13.
-    for what, count, cap, least in (("tensors", n_tensors, MAX_TENSORS, 32), ("keys", n_keys, MAX_KEYS, 13)):
+    for what, count, cap, least in (("tensor", n_tensors, MAX_TENSORS, 32), ("key", n_keys, MAX_KEYS, 13)):
         if count > cap or count * least > h.left():
-            h.fail(f"claims {count} {what}; a file of {h.size} bytes can have {min(cap, h.left() // least)}")
+            most = min(cap, h.left() // least)
+            h.fail(f"claims {count} {what}{'s' * (count != 1)}; a file of {h.size} bytes can have {most}")
     metadata = _metadata(h, n_keys)
     refuse_other_kinds(h.path, metadata)
     alignment = metadata.get("general.alignment", 32)

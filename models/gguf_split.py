@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.types import ModelError
+from hetero.machine.units import plural
 from hetero.models.formats import StoredTensor
 from hetero.models.gguf_file import GgufFile, read_gguf
 
@@ -50,7 +51,8 @@ def _siblings(path: Path, first: GgufFile, count: int, exists: Callable[[Path], 
     missing = [p.name for p in paths if not exists(p)]
     if missing:
         raise ModelError(
-            f"{path}: {len(missing)} of {count} parts are missing: {', '.join(map(repr, missing))}",
+            f"{path}: {len(missing)} of {count} parts {'is' if len(missing) == 1 else 'are'} missing: "
+            f"{', '.join(map(repr, missing))}",
             f"download them into {path.parent}",
         )
     return paths
@@ -68,7 +70,7 @@ def _check_set(files: list[GgufFile], count: int) -> None:
             )
     have = sum(len(f.tensors) for f in files)
     if have != total:
-        raise ModelError(f"{files[0].path}: the parts hold {have} tensors; expected {total}", _MIXED)
+        raise ModelError(f"{files[0].path}: the parts hold {plural(have, 'tensor')}; expected {total}", _MIXED)
 
 
 def _check_names(files: list[GgufFile], tensors: list[StoredTensor]) -> None:

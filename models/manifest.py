@@ -69,6 +69,8 @@ class Manifest:
     files: Mapping[str, StoredFile]
     hash: str = HASH
     """What the checksums were made with: one of `hashing.HASHES`."""
+    left_out: str = ""
+    """What the source held besides, in words."""
 
 
 def write_manifest(manifest: Manifest) -> bytes:
@@ -90,6 +92,8 @@ def write_manifest(manifest: Manifest) -> bytes:
         | {info.name: {"file": "small.safetensors", **_small_entry(info)} for info in layout.small},
         "layers": {str(slot.layer): _layer_entry(slot, manifest.checksums[slot.file]) for slot in layout.layers},
     }
+    if manifest.left_out:
+        data["left_out"] = manifest.left_out
     if layout.mtp:
         data["mtp"] = {slot.name: _mtp_entry(slot, manifest.checksums[slot.key]) for slot in layout.mtp}
     return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()
@@ -206,6 +210,7 @@ def _decode_manifest(data: dict[str, Any]) -> Manifest:
         checksums=checksums,
         files=files,
         hash=_hash(data),
+        left_out=decode(str, data.get("left_out", ""), "left_out"),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hetero.machine.types import ModelError, TierError, UsageError
+from hetero.machine.units import plural
 from hetero.models.formats import SAFETENSORS_BITS, StoredTensor, n_elements
 from hetero.models.sniff import PICKLE_HINT, explain, first_bytes
 
@@ -173,7 +174,8 @@ def _indexed(path: Path, index_path: Path) -> tuple[tuple[Path, ...], list[Store
     missing = [n for n in names if not os.path.exists(path / n)]  # unlike Path.exists it raises for no name
     if missing:
         raise ModelError(
-            f"{path}: {len(missing)} of {len(names)} files of the model are missing: {', '.join(map(repr, missing))}",
+            f"{path}: {len(missing)} of {plural(len(names), 'file')} of the model "
+            f"{'is' if len(missing) == 1 else 'are'} missing: {', '.join(map(repr, missing))}",
             f"download them into {path}",
         )
     files = tuple(path / n for n in names)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetero.machine.types import UsageError
+from hetero.models.text.messages import checked, checked_tools, plain_data
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -108,13 +109,13 @@ class DeepSeekTemplate:
     ) -> str:
         """The prompt; `thinking` (or `enable_thinking`) lets the model reason. Raises UsageError for odd messages."""
         thinking = bool(kwargs.get("thinking", kwargs.get("enable_thinking", False)))
-        rows = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        if tools:
+        rows, offered = checked(messages), checked_tools(tools)
+        if offered:
             if not rows or rows[0].get("role") != "system":
                 rows.insert(0, {"role": "system", "content": ""})
-            shown = "\n".join(_json(tool.get("function", tool)) for tool in tools)
+            shown = "\n".join(_json(tool.get("function", tool)) for tool in offered)
             rows[0] = rows[0] | {"content": _text(rows[0]) + "\n\n" + self.source.replace("TOOLS", shown, 1)}
-        writer = _V32(rows, thinking) if self.version == "3.2" else _V4(rows, thinking, bool(tools))
+        writer = _V32(rows, thinking) if self.version == "3.2" else _V4(rows, thinking, offered is not None)
         return BOS + writer.write(add_generation_prompt)
 
 
@@ -248,7 +249,7 @@ def _call(call: Mapping[str, Any]) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, Mapping):
         raise UsageError("the conversation has a tool call whose arguments are no JSON object", "mend the message")
@@ -266,17 +267,11 @@ def _text(row: Mapping[str, Any]) -> str:
     content = row.get("content", "")
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence):
-        texts = [part.get("text", "") if isinstance(part, Mapping) else part for part in content]
-        return "".join(str(text) for text in texts)
-    raise UsageError("the conversation has a message whose content is no text", "mend the message")
+    return "".join(str(part.get("text", "")) if isinstance(part, Mapping) else part for part in content)
 
 
 def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the conversation holds a value that is not plain data: {error}") from error
+    return plain_data(value, "the conversation")
 
 
 def _unknown_role(role: Any) -> UsageError:

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -32,8 +33,9 @@ class GenerationTag(jinja2.ext.Extension):
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         """The nodes of the body."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return [nodes.Scope(body).set_lineno(line)]  # what is set in it is not seen outside, as in transformers
 
 
 class Refused(jinja2.TemplateError):
@@ -55,15 +57,28 @@ def _strftime_now(form: str) -> str:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
+    )
 
 
-def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The environment that chat templates are written for (that of transformers), without any loader."""
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _listed(value: Any) -> list[Any]:
+    """What Jinja's `map` and `select` give, as llama.cpp's own templates write it out."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
+def environment() -> jinja2.sandbox.SandboxedEnvironment:
+    """The environment that chat templates are written for (that of transformers), without any loader.
+
+    Lists may be changed, which Kimi K2 Thinking's template does: what a template sees is its own copy.
+    """
+    env = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     env.filters["tojson"] = _tojson
+    env.filters["from_json"] = json.loads  # llama.cpp's own templates use it
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now
     return env

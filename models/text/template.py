@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hetero.machine.types import ModelError, UsageError
+from hetero.models.text.messages import checked, checked_tools, forms, is_shown, plain_data
 
 MAX_TEMPLATE_BYTES = 256 * 1024
 MAX_OUTPUT_CHARS = 8 * 1024 * 1024
 CPU_SECONDS = 1.0
 WALL_SECONDS = 20.0
+_FINAL = ("time", "output", "memory", "crash", "security")
+"""Errors that no other form of the conversation would mend."""
 _WORKER = Path(__file__).with_name("render_worker.py")
 _HINT = (
     "look at the model's chat template (tokenizer.chat_template or chat_template.jinja), or use the model without it"
@@ -160,18 +163,26 @@ class ChatTemplate:
     ) -> str:
         """The prompt for a conversation of {"role", "content", ...} messages.
 
-        Raises UsageError where the template itself refuses the conversation (say, a role it does not know) and
-        ModelError where it is wrong, reaches for what it must not, or exceeds a second of CPU time, memory or output.
+        Raises UsageError where a message is odd (see `messages.checked`) or the template itself refuses the
+        conversation (say, a role it does not know), and ModelError where the template is wrong, reaches for what it
+        must not, or exceeds a second of CPU time, memory or output.
         """
-        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        variables = {**self.special, **kwargs, "messages": plain, "tools": tools}
-        variables["add_generation_prompt"] = add_generation_prompt
-        source = self.named.get("tool_use", self.source) if tools else self.source
-        try:
-            size = len(json.dumps(variables))
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"the conversation holds a value that is not plain data: {error}") from error
-        answer = self._worker.ask(
+        plain, offered = checked(messages), checked_tools(tools)
+        source = self.named.get("tool_use", self.source) if offered else self.source
+        variables = {**self.special, **kwargs, "tools": offered, "add_generation_prompt": add_generation_prompt}
+        first: dict[str, Any] = {}
+        for form in forms(plain):
+            answer = self._ask(source, variables | {"messages": form})
+            if answer.get("error") in _FINAL:
+                return _text_of(answer)
+            if "text" in answer and is_shown(form, answer["text"]):
+                return str(answer["text"])
+            first = answer if not first or ("text" in answer and "text" not in first) else first
+        return _text_of(first)
+
+    def _ask(self, source: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        size = len(plain_data(variables, "the conversation"))
+        return self._worker.ask(
             {
                 "template": source,
                 "variables": variables,
@@ -179,7 +190,6 @@ class ChatTemplate:
                 "cpu_seconds": CPU_SECONDS + size / 1e6,
             }
         )
-        return _text_of(answer)
 
 
 def _text_of(answer: Mapping[str, Any]) -> str:

@@ -105,12 +105,37 @@ def test_a_closed_stdout_is_no_failure(env: dict[str, str]) -> None:
     assert done.stderr == b""
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
-def test_closed_streams_do_not_matter(closed: str, env: dict[str, str]) -> None:
+@pytest.mark.parametrize("closed", ["2>&-", "<&-"])
+def test_closed_streams_without_a_result_do_not_matter(closed: str, env: dict[str, str]) -> None:
     script = f"{shlex.join(COMMAND)} probe --quick {closed}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "plan --help", "probe --quick", "probe --quick --json"])
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_a_result_for_a_closed_stdout_is_a_silent_failure(command: str, closed: str, env: dict[str, str]) -> None:
+    script = f"{shlex.join(COMMAND)} {command} {closed}"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (5, b"")
+
+
+@pytest.mark.parametrize("args", ["inspect models/demo/hetero-demo.gguf", "chat -p hi -n 2", "bench --prefill 8"])
+def test_a_closed_stdout_fails_the_commands_that_read_a_model(args: str, env: dict[str, str]) -> None:
+    script = f"{shlex.join(COMMAND)} {args} >&-"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 5
+    assert b"error" not in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_an_error_keeps_its_code_where_stdout_is_closed(env: dict[str, str]) -> None:
+    for args, code in (("inspect /absent", 2), ("inspect /absent --json", 2)):
+        script = f"{shlex.join(COMMAND)} {args} >&-"
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, timeout=60, check=False)
+        assert done.returncode == code
+        assert b"no such file" in done.stderr
 
 
 def test_a_character_that_the_locale_lacks_is_replaced(env: dict[str, str]) -> None:

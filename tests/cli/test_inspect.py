@@ -64,7 +64,7 @@ def test_a_missing_tensor_is_told_beside_what_is_there(run: Run, tmp_path: Path)
     code, out, err = run("inspect", path)
     assert code == 4
     assert re.search(r"^tensors +F32 +\d+ ", out, re.M)
-    assert "1 tensors of the model are missing" in err
+    assert "1 tensor of the model is missing" in err
     code, out, err = run("inspect", path, "--json")
     body = json.loads(out)
     assert (code, err) == (4, "")

@@ -105,6 +105,26 @@ def test_rm_deletes_only_listed_stores(run: Run, model: Path, store: Path, tmp_p
     assert model.exists()
 
 
+def test_rm_deletes_nothing_in_the_place_of_a_link(run: Run, store: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.hetero"
+    link.symlink_to(store)
+    for name in (f"{link}", f"{link}/"):
+        code, _, err = run("models", "rm", name, "--yes")
+        assert code == 2
+        assert f"is a link to {store}, which would be deleted in its place" in err
+        assert f"hetero models rm {store} deletes the store" in err
+    assert store.exists()
+    (tmp_path / "folder").symlink_to(tmp_path)  # a folder on the way may be a link, as home folders are
+    assert run("models", "rm", tmp_path / "folder" / "tiny.hetero", "--yes")[0] == 0
+    assert not store.exists()
+
+
+def test_json_before_rm_counts_too(run: Run, store: Path) -> None:
+    code, out, err = run("models", "--json", "rm", "tiny", "--yes")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["path"] == str(store)
+
+
 def test_two_stores_of_one_name_want_a_path(run: Run, model: Path, store: Path, tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     run("convert", model, tmp_path / "b" / "tiny.hetero")

@@ -294,7 +294,7 @@ CONTENTS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {n: w for n, w in QWEN_WEIGHTS.items() if ".layers.1.mlp.experts" not in n}, ["3 experts of the model are"],
     ),
     "router rows": (QWEN_WEIGHTS | {ROUTER: np.zeros((9, 64), np.float32)}, ["router of layer 0", "9 rows", "8"]),
-    "missing norm": (without("model.norm.weight"), ["1 tensors of the model are missing", "'model.norm.weight'"]),
+    "missing norm": (without("model.norm.weight"), ["1 tensor of the model is missing", "'model.norm.weight'"]),
     "embedding of another width": (
         QWEN_WEIGHTS | {"model.embed_tokens.weight": np.zeros((QWEN["vocab_size"], 32), np.float32)},
         ["'model.embed_tokens.weight'", "32]; expected"],
@@ -360,4 +360,4 @@ def test_paths_that_can_be_no_file_are_usage_errors(tmp_path: Path) -> None:
 def test_a_shard_of_an_impossible_name_is_missing(tmp_path: Path) -> None:
     path = sharded(tmp_path / "d")
     (path / INDEX).write_text((path / INDEX).read_text().replace("model-00002", "m" * 300))
-    refuse(path, "1 of 2 files of the model are missing")
+    refuse(path, "1 of 2 files of the model is missing")

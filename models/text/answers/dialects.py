@@ -75,6 +75,7 @@ _KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 _KIMI_INNER = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 _HUNYUAN = ("<tool_calls>", "</tool_calls>")
 _XML_MARKS = ("<tool_call>", "</tool_call>")
+_DSML = "｜DSML｜"
 _DSML_EACH = r'<｜DSML｜invoke name="([^"]*)">(.*?)</｜DSML｜invoke>'
 _KIMI_EACH = r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>"
 
@@ -90,12 +91,12 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             "deepseek-v3.2",
-            ("｜DSML｜",),
+            (_DSML,),
             _sectioned("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", _DSML_EACH, readers.dsml),
         ),
         Dialect(
             "deepseek-v4",
-            ("｜DSML｜",),
+            (_DSML,),
             _sectioned("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", _DSML_EACH, readers.dsml),
         ),
         Dialect("kimi-k2", _KIMI + _KIMI_INNER, _sectioned(*_KIMI, _KIMI_EACH, readers.kimi)),
@@ -154,8 +155,6 @@ _BY_TOKEN = {
 """Special tokens that only models of one dialect have, whatever the template says."""
 
 _BY_TEMPLATE = {
-    "｜DSML｜tool_calls": "deepseek-v4",
-    "｜DSML｜": "deepseek-v3.2",
     "<｜tool▁calls▁begin｜>": "deepseek",
     "<|tool_calls_section_begin|>": "kimi-k2",
     "<minimax:tool_call>": "minimax",
@@ -173,6 +172,8 @@ _BY_TEMPLATE = {
 
 def dialect_of(template: str, added: Collection[str]) -> Dialect:
     """The dialect of a model with this chat template ("" for none) and these special tokens; `plain` if it has none."""
+    if _DSML in template:
+        return DIALECTS["deepseek-v3.2" if "function_calls>" in template else "deepseek-v4"]
     for mark, name in _BY_TEMPLATE.items():
         if mark in template:
             return DIALECTS[name]

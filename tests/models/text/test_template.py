@@ -31,7 +31,6 @@ HOSTILE = {
     "class by filter": "{{ (''|attr('__class__')).__mro__ }}",
     "globals": "{{ raise_exception.__globals__['os'] }}",
     "format attribute": "{{ '{0.__class__.__mro__}'.format(1) }}",
-    "changes its input": "{{ messages.append(1) }}",
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import 'os' as os %}{{ os }}",
     "syntax": "{% if %}",
@@ -97,7 +96,7 @@ def test_special_tokens_and_named_templates() -> None:
         "{{ bos_token }}plain", named={"tool_use": "tools {{ tools }}"}, special={"bos_token": "<s>"}
     )
     assert template.render(USER) == "<s>plain"
-    assert template.render(USER, tools=[1]) == "tools [1]"
+    assert template.render(USER, tools=[{"name": "f"}]) == "tools [{'name': 'f'}]"
 
 
 def test_a_template_may_refuse_a_conversation(worker: ChatTemplate) -> None:
@@ -107,12 +106,19 @@ def test_a_template_may_refuse_a_conversation(worker: ChatTemplate) -> None:
 
 def test_a_conversation_that_is_no_plain_data_is_a_usage_error(worker: ChatTemplate) -> None:
     with pytest.raises(UsageError, match="plain data"):
-        render(worker, "x", messages=[{"role": "user", "content": object()}])
+        render(worker, "x", messages=[{**USER[0], "when": object()}])
 
 
 def test_a_long_conversation_is_rendered(worker: ChatTemplate) -> None:
     long = "word " * 2_000_000
-    assert render(worker, "{% for m in messages %}{{ m.content }}{% endfor %}", messages=[{"content": long}]) == long
+    messages = [{"role": "user", "content": long}]
+    assert render(worker, "{% for m in messages %}{{ m.content }}{% endfor %}", messages=messages) == long
+
+
+def test_a_template_may_change_its_copy_of_the_conversation(worker: ChatTemplate) -> None:
+    messages = [dict(USER[0])]
+    assert render(worker, "{% set _ = messages.append(1) %}{{ messages | length }}", messages=messages) == "2"
+    assert messages == USER
 
 
 def test_the_worker_ends_with_its_template() -> None:
