@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from hetero.machine.units import plural as plural
-
 # Control characters could drive the terminal (a checkpoint or a model's answer may hold any), so they are shown
 # as U+FFFD; carriage returns vanish. Newline and tab stay.
 _CONTROLS: dict[int, str | None] = dict.fromkeys((*range(0x20), *range(0x7F, 0xA0)), "\ufffd")
@@ -26,6 +24,11 @@ def one_line(text: str) -> str:
 def rate(per_second: float) -> str:
     """Tokens per second with as many digits as mean something."""
     return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.1f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def amount(value: float) -> str:

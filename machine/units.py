@@ -1,4 +1,4 @@
-"""Byte counts and numbers of things as people read them."""
+"""Byte counts as people read them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,3 @@ def size_text(n_bytes: int) -> str:
         size /= 1024
         units.pop(0)
     return f"{size:.0f} {units[0]}" if units[0] == "B" or size >= 100 else f"{size:.1f} {units[0]}"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 token`, `2 tokens`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from hetero.machine.types import ModelError, TensorInfo, TierError
-from hetero.machine.units import plural
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
 from hetero.models.families.common import Expected, FusedExperts
@@ -19,6 +18,7 @@ from hetero.models.fused import fused_weights
 from hetero.models.joint import split_joint
 from hetero.models.matrices import Found, Matrix, PairedHeads, Rows
 from hetero.models.names import delta_layers, from_gguf, layer_of
+from hetero.models.wording import counted
 
 OTHER = "the file and its configuration do not belong together; try another upload of this model"
 MTP_PREFIX = "mtp."
@@ -135,7 +135,7 @@ def refuse_unused(unused: Sequence[StoredTensor], files: tuple[Path, ...]) -> No
     """Raises ModelError naming the first few of the tensors that the architecture has no place for."""
     if unused:
         names = ", ".join(repr(t.name) for t in unused[:4]) + (" ..." if len(unused) > 4 else "")
-        count = f"{plural(len(unused), 'tensor')} {'has' if len(unused) == 1 else 'have'}"
+        count = f"{counted(len(unused), 'tensor')} {'has' if len(unused) == 1 else 'have'}"
         raise ModelError(
             f"{files[unused[0].file]}: {count} no place in this architecture: {names}",
             "the file is of a variant that is not supported, or its configuration is of another model",
@@ -151,7 +151,7 @@ def check(
         names = ", ".join(map(repr, missing[:4])) + (" ..." if len(missing) > 4 else "")
         kind = "expert" if any(expected[n].role == "expert" for n in missing) else "tensor"
         are = "is" if len(missing) == 1 else "are"
-        raise ModelError(f"{where}: {plural(len(missing), kind)} of the model {are} missing: {names}", OTHER)
+        raise ModelError(f"{where}: {counted(len(missing), kind)} of the model {are} missing: {names}", OTHER)
     out = {}
     for name, want in expected.items():
         if name not in found:

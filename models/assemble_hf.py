@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.types import ModelError
-from hetero.machine.units import plural
 from hetero.models.assemble import OTHER, Tensor, check, is_mtp, refuse_unused, whole
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
@@ -22,6 +21,7 @@ from hetero.models.modules import modules_of
 from hetero.models.names import from_hf, hf_expert, hf_fused, layer_of
 from hetero.models.quantisation import Parts, matrix_of
 from hetero.models.safetensors_file import HfDirectory
+from hetero.models.wording import counted
 
 
 def assemble_hf(
@@ -61,7 +61,7 @@ def assemble_hf(
 def left_out(tensors: Iterable[StoredTensor]) -> str:
     """What of a file is neither loaded nor kept by a conversion, in words; empty where that is nothing of worth."""
     towers = sum(1 for t in tensors if re.fullmatch(VISION, t.name))
-    return f"{plural(towers, 'tensor')} of the vision parts" if towers else ""
+    return f"{counted(towers, 'tensor')} of the vision parts" if towers else ""
 
 
 def _renamed(

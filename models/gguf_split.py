@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.types import ModelError
-from hetero.machine.units import plural
 from hetero.models.formats import StoredTensor
 from hetero.models.gguf_file import GgufFile, read_gguf
+from hetero.models.wording import counted
 
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _MIXED = "the files come from different uploads; download all of them again from one place"
@@ -70,7 +70,7 @@ def _check_set(files: list[GgufFile], count: int) -> None:
             )
     have = sum(len(f.tensors) for f in files)
     if have != total:
-        raise ModelError(f"{files[0].path}: the parts hold {plural(have, 'tensor')}; expected {total}", _MIXED)
+        raise ModelError(f"{files[0].path}: the parts hold {counted(have, 'tensor')}; expected {total}", _MIXED)
 
 
 def _check_names(files: list[GgufFile], tensors: list[StoredTensor]) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from hetero.machine.types import ModelError, TierError, UsageError
-from hetero.machine.units import plural
 from hetero.models.formats import SAFETENSORS_BITS, StoredTensor, n_elements
 from hetero.models.sniff import PICKLE_HINT, explain, first_bytes
+from hetero.models.wording import counted
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -174,7 +174,7 @@ def _indexed(path: Path, index_path: Path) -> tuple[tuple[Path, ...], list[Store
     missing = [n for n in names if not os.path.exists(path / n)]  # unlike Path.exists it raises for no name
     if missing:
         raise ModelError(
-            f"{path}: {len(missing)} of {plural(len(names), 'file')} of the model "
+            f"{path}: {len(missing)} of {counted(len(names), 'file')} of the model "
             f"{'is' if len(missing) == 1 else 'are'} missing: {', '.join(map(repr, missing))}",
             f"download them into {path}",
         )
