@@ -49,7 +49,12 @@ _FEATURES: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("avx512vl", "leaf7_ebx", 31),
         ("avx512_vnni", "leaf7_ecx", 11),
     ),
-    "amx": (("amx_tile", "leaf7_edx", 24), ("amx_bf16", "leaf7_edx", 22), ("avx512_bf16", "leaf7_1_eax", 5)),
+    "amx": (
+        ("amx_tile", "leaf7_edx", 24),
+        ("amx_bf16", "leaf7_edx", 22),
+        ("amx_int8", "leaf7_edx", 25),
+        ("avx512_bf16", "leaf7_1_eax", 5),
+    ),
 }
 _STATE = {"generic": 0, "avx2": _XCR0_YMM, "avx512": _XCR0_ZMM, "amx": _XCR0_TILES}
 _ON_TOP_OF = {"amx": "avx512", "avx512": "avx2"}  # a tier also uses the instructions of these

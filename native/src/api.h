@@ -201,11 +201,12 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t size, con
     acts.x_stride = k;
     if (needs_buffers(format)) {
         if (const int code = check_aligned("scratch", reinterpret_cast<float *>(scratch), message)) return code;
-        if (!scratch || scratch_bytes < ActBuffers::bytes(n_tokens, k))
-            return message.fail(HETERO_BAD_ARGUMENT, "scratch: %zu bytes given, %zu needed", scratch_bytes,
-                                ActBuffers::bytes(n_tokens, k));
+        const bool wide = has_int8_tiles(format);
+        const size_t needed = ActBuffers::bytes(n_tokens, k, wide);
+        if (!scratch || scratch_bytes < needed)
+            return message.fail(HETERO_BAD_ARGUMENT, "scratch: %zu bytes given, %zu needed", scratch_bytes, needed);
         ActBuffers to;
-        to.place(scratch, n_tokens, k);
+        to.place(scratch, n_tokens, k, wide);
         for (int64_t i = 0; i < n_tokens; i++) quantize_row(x + i * k, k, to, i);
         to.fill(&acts);
     }

@@ -1,6 +1,6 @@
-// AMX kernels: weights are decoded once per call to bf16 with the scales folded in, 16 rows x 32 k a tile, and TDPBF16PS
-// multiplies two of them, as of gate and up, by two tiles of 16 tokens x 32 k. C tiles are loaded from and stored to the
-// output itself. F32, F16 and as few tokens as the vector kernels are faster for go to the AVX-512 kernels.
+// AMX kernels of bf16 tiles: weights are decoded once per call with the scales folded in, 16 rows x 32 k a tile, and
+// TDPBF16PS multiplies two of them, as of gate and up, by two tiles of 16 tokens x 32 k. C tiles are loaded from and
+// stored to the output itself.
 #pragma once
 #include "pairs_avx512.h"
 #include "tile_costs.h"
@@ -38,7 +38,9 @@ HETERO_INLINE __m512i bf16_line(__m512 k0, __m512 k1) {
 }
 
 // Whether codes of 4 bits and fewer are looked up as floats: those that no zero point was added to.
-template <Kind K> constexpr bool is_short() { return kKindInfo[K].low + kKindInfo[K].high <= 4 && !kKindInfo[K].book; }
+template <Kind K> constexpr bool is_short() {
+    return kKindInfo[K].low + kKindInfo[K].high <= 4 && !kKindInfo[K].book;
+}
 template <Kind K> constexpr bool is_five_bit() { return K == kU5 || K == kU5M; }
 
 // Code t of each row's four, as a float with the zero point applied. Codes of up to 5 bits are looked up by the low bits
@@ -115,8 +117,9 @@ struct TileProduct {
 
     template <int M, int W> void run() const {
         const int64_t from = 2 * b_stride, to = 4 * out_stride;
-        const uint16_t *b1 = b + kTileRows * b_stride;
-        float *c00 = out[0], *c01 = out[1], *c10 = c00 + kTileRows * out_stride, *c11 = c01 + kTileRows * out_stride;
+        const uint16_t *b1 = M > 1 ? b + kTileRows * b_stride : nullptr;
+        float *const c00 = out[0], *const c10 = M > 1 ? c00 + kTileRows * out_stride : nullptr;
+        float *const c01 = out[1], *const c11 = M > 1 && W > 1 ? c01 + kTileRows * out_stride : nullptr;
         _tile_zero(0);
         if (W > 1) _tile_zero(1);
         if (M > 1) _tile_zero(2);
@@ -149,7 +152,7 @@ struct TileProduct {
         for (; n >= 2 * kTileRows; n -= 2 * kTileRows) {
             run<2, W>();
             b += 2 * kTileRows * b_stride;
-            for (float *&to : out) to += 2 * kTileRows * out_stride;
+            for (int w = 0; w < W; w++) out[w] += 2 * kTileRows * out_stride;
         }
         if (n) configure_tiles(n);
         if (n > kTileRows) run<2, W>();
@@ -174,21 +177,6 @@ void tiles_amx(Decoder decode, const uint8_t *const *tiles, int64_t k, const Act
         product.run_tokens<W>(n);
     }
     _tile_release();
-}
-
-template <int F>
-void tile_amx(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
-              int64_t out_stride) {
-    if (acts.b && tiles_win(F, n)) tiles_amx<1>(decode_tile<F>, &tile, k, acts, first, n, &out, out_stride);
-    else if constexpr (is_plain(F)) plain_avx512<F>(tile, k, acts, first, n, out, out_stride);
-    else tile_avx512<F>(tile, k, acts, first, n, out, out_stride);
-}
-
-template <int F>
-void pair_amx(const uint8_t *const *tiles, int64_t k, const Acts &acts, int64_t first, int64_t n, float *const *outs,
-              int64_t out_stride) {
-    if (acts.b && tiles_win(F, n)) tiles_amx<2>(decode_tile<F>, tiles, k, acts, first, n, outs, out_stride);
-    else pair_kernel_512<F>()(tiles, k, acts, first, n, outs, out_stride);
 }
 
 }  // namespace

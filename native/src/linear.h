@@ -57,29 +57,34 @@ struct LinearJob {
     int64_t tiles(int m) const { return ceil_div(matrices[m]->n, kRows); }
     int64_t tile_size(int m) const { return tile_bytes(matrices[m]->format, matrices[m]->k); }
 
-    // Tiles [begin, end) of a matrix.
+    // Tiles [begin, end) of a matrix. Tile kernels go over their outputs many times, and rows as far apart as a matrix's
+    // would meet in the same few lines of L1.
     void run_range(int m, int64_t begin, int64_t end, int64_t first, int64_t n) const {
         const hetero_matrix &w = *matrices[m];
-        const int64_t size = tile_size(m), whole = max64(begin, min64(end, w.n / kRows));
+        const bool aside = kHasTiles && n >= kFewTokens;
+        const int64_t size = tile_size(m), whole = aside ? begin : max64(begin, min64(end, w.n / kRows));
         float *out = outs[m] + first * w.n + begin * kRows;
         run_tiles(w.format, w.data + begin * size, size, whole - begin, w.k, acts, first, n, out, w.n);
         const float *bias = biases ? biases[m] : nullptr;
         if (bias)
             for (int64_t i = 0; i < n; i++)
                 for (int64_t r = 0; r < (whole - begin) * kRows; r++) out[i * w.n + r] += bias[begin * kRows + r];
-        if (whole < end) run_ragged(m, whole, first, n);
+        for (int64_t tile = whole; tile < end; tile += 2) run_aside(m, tile, min64(2, end - tile), first, n);
     }
 
-    // The last tile of a matrix, of fewer than 16 rows.
-    void run_ragged(int m, int64_t tile, int64_t first, int64_t n) const {
+    // One tile or two by way of a buffer; the last tile of a matrix may have fewer than 16 rows.
+    void run_aside(int m, int64_t tile, int64_t count, int64_t first, int64_t n) const {
+        constexpr int64_t stride = 2 * kRows;
         const hetero_matrix &w = *matrices[m];
-        const int64_t row = tile * kRows;
-        float *out = outs[m] + first * w.n + row, partial[kTokenBlock * kRows];
-        kTileKernels.one[w.format](w.data + tile * tile_size(m), w.k, acts, first, n, partial, kRows);
-        const float *bias = biases ? biases[m] : nullptr;
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t r = 0; r < w.n - row; r++)
-                out[i * w.n + r] = partial[i * kRows + r] + (bias ? bias[row + r] : 0.f);
+        const int64_t row = tile * kRows, size = tile_size(m), rows = min64(count * kRows, w.n - row);
+        alignas(64) float values[kTokenBlock * stride];
+        run_tiles(w.format, w.data + tile * size, size, count, w.k, acts, first, n, values, stride);
+        const float *bias = biases && biases[m] ? biases[m] + row : nullptr;
+        for (int64_t i = 0; i < n; i++) {
+            float *out = outs[m] + (first + i) * w.n + row;
+            memcpy(out, values + i * stride, size_t(rows) * sizeof(float));
+            for (int64_t r = 0; r < rows && bias; r++) out[r] += bias[r];
+        }
     }
 
     // Tiles [begin, end), counted over all matrices.
@@ -129,18 +134,21 @@ inline int linear(Pool *pool, const hetero_matrix *const *matrices, int32_t n_ma
     LinearJob job = {pool, matrices, n_matrices, n_tokens, biases, outs, Acts(), 0, 0, 0, 0};
     job.acts.x = x;
     job.acts.x_stride = k;
-    bool quantised = false;
-    for (int m = 0; m < n_matrices; m++) quantised |= needs_buffers(matrices[m]->format);
+    bool quantised = false, wide = false;
+    for (int m = 0; m < n_matrices; m++) {
+        quantised |= needs_buffers(matrices[m]->format);
+        wide |= has_int8_tiles(matrices[m]->format);
+    }
     if (quantised) {
-        uint8_t *memory = pool_scratch(pool, ActBuffers::bytes(n_tokens, k));
+        uint8_t *memory = pool_scratch(pool, ActBuffers::bytes(n_tokens, k, wide));
         if (!memory)
             return message.fail(HETERO_NO_MEMORY, "no memory for the activations of %lld tokens",
                                 (long long)n_tokens);
         ActBuffers to;
-        to.place(memory, n_tokens, k);
+        to.place(memory, n_tokens, k, wide);
         quantize_tokens(pool, x, n_tokens, k, to);
         to.fill(&job.acts);
-        if (pool->deterministic) job.acts.b = nullptr;
+        if (pool->deterministic) job.acts.pin();
     }
     job.plan();
     pool_run(pool, LinearJob::run, &job);

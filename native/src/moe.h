@@ -39,11 +39,17 @@ struct MoeJob {
     int32_t *pair_of;        // [n_tokens * top_k] where that slot's pair lies, or -1
     float *h;                // [n_pairs, h_stride] when down is plain
     float *columns;          // per worker [n_pairs, strip_stride], or of few pairs [n_pairs, whole tiles of hidden]
-    uint16_t *gathered;      // per worker [kPairBlock] rows of bf16 activations in pair order, for tile kernels
+    uint8_t *gathered;       // per worker [kPairBlock] rows of bf16 or wide activations in pair order, for tile kernels
     int64_t *gathered_from;  // per worker, kFromStride apart: the first of these pairs, or -1
     uint8_t *token_memory, *h_memory;
     Acts tokens, hidden;
     ActBuffers h_to;
+
+    bool wide() const { return has_int8_tiles(bank->gate_format) || has_int8_tiles(bank->up_format); }
+    int64_t gathered_stride() const {
+        const int64_t bf16 = 2 * ActBuffers::b_stride_of(bank->hidden);
+        return min64(kPairBlock, n_tokens * top_k) * (bf16 + (wide() ? ActBuffers::wide_stride_of(bank->hidden) : 0));
+    }
 
     void layout(Arena *arena) {
         const bool quantised = needs_buffers(bank->gate_format) || needs_buffers(bank->up_format);
@@ -56,9 +62,9 @@ struct MoeJob {
         pair_of = arena->take<int32_t>(slots);
         h_stride = round_up(bank->inter, kUnitRows);
         h = arena->take<float>(is_plain(bank->down_format) ? slots * h_stride : 0);
-        token_memory = arena->take_bytes(quantised ? ActBuffers::bytes(n_tokens, bank->hidden) : 0);
-        h_memory = arena->take_bytes(h_quantised ? ActBuffers::bytes(slots, bank->inter) : 0);
-        gathered = arena->take<uint16_t>(pool->n * kPairBlock * ActBuffers::b_stride_of(bank->hidden));
+        token_memory = arena->take_bytes(quantised ? ActBuffers::bytes(n_tokens, bank->hidden, wide()) : 0);
+        h_memory = arena->take_bytes(h_quantised ? ActBuffers::bytes(slots, bank->inter, false) : 0);
+        gathered = arena->take_bytes(kHasTiles && quantised ? size_t(pool->n * gathered_stride()) : 0);
         gathered_from = arena->take<int64_t>(pool->n * kFromStride);
         const int64_t tiles = ceil_div(bank->hidden, kRows);
         strip = max64(1, min64(kColumnBytes / (max64(1, slots) * kRows * 4), ceil_div(tiles, pool->n)));
@@ -119,17 +125,30 @@ struct MoeJob {
     // units that a worker takes in turn.
     Acts gather(const PairBlock &block, int worker) const {
         Acts acts = tokens;
-        if (!tokens.b || !(tiles_win(bank->gate_format, block.n) || tiles_win(bank->up_format, block.n))) return acts;
-        uint16_t *to = gathered + worker * kPairBlock * tokens.b_stride;
-        acts.b = to;
+        const Use gate = use_of(bank->gate_format, block.n, tokens), up = use_of(bank->up_format, block.n, tokens);
+        if (gate == Use::kVectors && up == Use::kVectors) return acts;
+        uint8_t *to = gathered + worker * gathered_stride();
         acts.b_first = block.first;
         int64_t *from = gathered_from + worker * kFromStride;
-        if (*from == block.first) return acts;
+        const bool known = *from == block.first;
         *from = block.first;
-        for (int64_t i = 0; i < block.n; i++)
-            memcpy(to + i * tokens.b_stride, tokens.b + pair_token[block.first + i] * tokens.b_stride,
-                   size_t(tokens.b_stride) * sizeof(uint16_t));
+        if (gate == Use::kBf16Tiles || up == Use::kBf16Tiles) {
+            acts.b = reinterpret_cast<uint16_t *>(to);
+            to = gather_rows(block, tokens.b, 2 * tokens.b_stride, to, known);
+        }
+        if (gate == Use::kInt8Tiles || up == Use::kInt8Tiles) {
+            acts.wide = to;
+            gather_rows(block, tokens.wide, tokens.wide_stride, to, known);
+        }
         return acts;
+    }
+
+    // The rows of a block's pairs, unless they are there already; where they end.
+    uint8_t *gather_rows(const PairBlock &block, const void *rows, int64_t stride, uint8_t *to, bool known) const {
+        for (int64_t i = 0; i < block.n && !known; i++)
+            memcpy(to + i * stride, static_cast<const uint8_t *>(rows) + pair_token[block.first + i] * stride,
+                   size_t(stride));
+        return to + block.n * stride;
     }
 
     // Rows [32 unit, 32 unit + 32) of one expert's intermediate for a block of its pairs.
@@ -281,17 +300,17 @@ struct MoeJob {
         tokens.rows = pair_token;
         if (needs_buffers(bank->gate_format) || needs_buffers(bank->up_format)) {
             ActBuffers to;
-            to.place(token_memory, n_tokens, bank->hidden);
+            to.place(token_memory, n_tokens, bank->hidden, wide());
             quantize_tokens(pool, x, n_tokens, bank->hidden, to);
             to.fill(&tokens);
         }
         hidden.x = h;
         hidden.x_stride = h_stride;
         if (needs_buffers(bank->down_format)) {
-            h_to.place(h_memory, n_tokens * top_k, bank->inter);
+            h_to.place(h_memory, n_tokens * top_k, bank->inter, false);
             h_to.fill(&hidden);
         }
-        if (pool->deterministic) tokens.b = hidden.b = nullptr;
+        if (pool->deterministic) tokens.pin(), hidden.pin();
     }
 };
 

@@ -137,12 +137,13 @@ int hetero_kv_append(int32_t kv_format, const float *values, size_t values_bytes
     if (n_pages < ceil_div(first + n_tokens, page))
         return m.fail(HETERO_BAD_ARGUMENT, "kv_append: %lld pages given for %lld positions", (long long)n_pages,
                       (long long)(first + n_tokens));
+    for (int64_t i = first / page; i * page < first + n_tokens; i++)
+        if (pages[i] < 0 || pages[i] >= total)
+            return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %d does not exist", pages[i]);
     for (int64_t t = 0; t < n_tokens; t++) {
-        const int64_t at = first + t, number = pages[at / page];
-        if (number < 0 || number >= total)
-            return m.fail(HETERO_BAD_ARGUMENT, "kv_append: page %lld does not exist", (long long)number);
+        const int64_t at = first + t;
         const float *from = values + t * groups * width;
-        store_rows(kv_format, from, groups, width, store + (number * page + at % page) * row);
+        store_rows(kv_format, from, groups, width, store + (pages[at / page] * page + at % page) * row);
     }
     return HETERO_OK;
 }

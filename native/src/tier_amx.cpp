@@ -1,6 +1,6 @@
-// The amx tier: bf16 tiles for many tokens, the avx512 kernels for the others.
+// The amx tier: bf16 or int8 tiles for many tokens, the avx512 kernels for the others.
 #define HETERO_AMX
-#include "kernels_amx.h"
+#include "kernels_amx_int8.h"
 
 namespace {
 const char *const kTierName = "amx";

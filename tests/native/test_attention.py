@@ -216,6 +216,14 @@ def test_a_page_that_does_not_exist_is_refused(kernels):
         attention.append(np.array([-1], np.int32), 0, 1, address(q))
 
 
+def test_appending_to_a_page_that_does_not_exist_leaves_the_others_as_they_were(kernels):
+    store, keys = np.zeros((2 * PAGE, 1, 8), np.float32), np.ones((8, 8), np.float32)
+    attention = PagedAttention(kernels, Store(address(store), 2 * PAGE, 1, 8, "F32"), None, 1, 8, PAGE, 1.0)
+    with pytest.raises(ValueError, match="page 2 does not exist"):
+        attention.append(np.array([1, 2], np.int32), 60, 8, address(keys))
+    assert not store.any()
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("tokens", "heads", "d", "half", "normed"), [(1, 4, 128, 64, True), (300, 3, 20, 6, False)])
 def test_norm_and_rotation_equal_float64(kernels, interleaved, tokens, heads, d, half, normed):

@@ -12,7 +12,7 @@ FOREIGN = {
     "generic": r"%[yz]mm|%k[0-7]\b",
     "avx2": r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{evex\}",
     "avx512": r"\btdp|\btileload",
-    "amx": r"\btdpb[su]|\btdpfp16",
+    "amx": r"\btdpbu|\btdpbsu|\btdpfp16",
 }
 
 
@@ -48,6 +48,7 @@ def test_the_tier_uses_what_it_is_for(tier):
         assert len([line for line in products if "{1to16}" in line]) > 1000
     if name == "amx":
         assert len(instructions(text, "tdpbf16ps")) >= 4 + 2 + 2 + 1
+        assert len(instructions(text, "tdpbssd")) >= 4 + 2 + 2 + 1
         assert len(instructions(text, "tilerelease")) >= 2
         moves = instructions(text, "tileloadd") + instructions(text, "tilestored")
         assert moves

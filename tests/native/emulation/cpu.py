@@ -143,7 +143,7 @@ class EmulatedCpu:
         reader = ReadRegister(read)
         for length in range(5, 12):
             head = ctypes.string_at(state.rip - length, 4)
-            if head[0] == 0xC4 and head[1] & 31 == 2 and head[3] in (0x49, 0x4B, 0x5C):
+            if head[0] == 0xC4 and head[1] & 31 == 2 and head[3] in (0x49, 0x4B, 0x5C, 0x5E):
                 state.rip -= length
                 break
         before = self.tile_instructions

@@ -1,6 +1,6 @@
-// AMX tiles in software, by the pseudo-code of Intel's manual: palette 1 with eight tiles of 16 rows x 64 bytes, and
-// TDPBF16PS with its separate sums of even and odd k, denormals read and written as zero. `fault` says why a CPU would
-// raise an exception.
+// AMX tiles in software, by the pseudo-code of Intel's manual: palette 1 with eight tiles of 16 rows x 64 bytes, TDPBSSD,
+// and TDPBF16PS with its separate sums of even and odd k, denormals read and written as zero. `fault` says why a CPU
+// would raise an exception.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -32,7 +32,8 @@ static inline int tile_load_config(const void *from) {
         if (c.reserved[i]) return tile_fault("reserved bytes of the configuration");
     for (int i = 0; i < 16; i++) {
         if (i >= 8 && (c.row_bytes[i] || c.rows[i])) return tile_fault("configuration of a tile above 7");
-        if (c.row_bytes[i] > 64 || c.rows[i] > 16 || !c.row_bytes[i] != !c.rows[i]) return tile_fault("shape of a tile");
+        if (c.row_bytes[i] > 64 || c.rows[i] > 16 || !c.row_bytes[i] != !c.rows[i])
+            return tile_fault("shape of a tile");
     }
     memset(&tiles, 0, sizeof tiles);
     tiles.config = c;
@@ -51,7 +52,8 @@ static inline int tile_zero(int t) {
 
 static inline int tile_load(int t, const uint8_t *from, int64_t stride) {
     if (!tile_zero(t)) return 0;
-    for (int r = 0; r < tiles.config.rows[t]; r++) memcpy(tiles.tile[t][r], from + r * stride, tiles.config.row_bytes[t]);
+    for (int r = 0; r < tiles.config.rows[t]; r++)
+        memcpy(tiles.tile[t][r], from + r * stride, tiles.config.row_bytes[t]);
     return 1;
 }
 
@@ -74,12 +76,33 @@ static inline float tile_flush(float f) {
     return tile_float(bits);
 }
 
-static inline int tile_dpbf16(int d, int a, int b) {
+// Whether d can hold the product of a and b.
+static inline int tile_factors(int d, int a, int b) {
     if (!tile_known(d) || !tile_known(a) || !tile_known(b)) return 0;
     const tile_config *c = &tiles.config;
     if (d == a || d == b || a == b) return tile_fault("one tile twice");
     if (c->rows[d] != c->rows[a] || c->row_bytes[d] != c->row_bytes[b] || c->row_bytes[a] != 4 * c->rows[b])
         return tile_fault("shapes that do not match");
+    return 1;
+}
+
+static inline int tile_dpbssd(int d, int a, int b) {
+    if (!tile_factors(d, a, b)) return 0;
+    const tile_config *c = &tiles.config;
+    for (int m = 0; m < c->rows[d]; m++)
+        for (int n = 0; n < c->row_bytes[d]; n += 4) {
+            int32_t sum;
+            memcpy(&sum, &tiles.tile[d][m][n], 4);
+            for (int k = 0; k < c->row_bytes[a]; k++)
+                sum += (int8_t)tiles.tile[a][m][k] * (int8_t)tiles.tile[b][k / 4][n + k % 4];
+            memcpy(&tiles.tile[d][m][n], &sum, 4);
+        }
+    return 1;
+}
+
+static inline int tile_dpbf16(int d, int a, int b) {
+    if (!tile_factors(d, a, b)) return 0;
+    const tile_config *c = &tiles.config;
     const int columns = c->row_bytes[d] / 4;
     for (int m = 0; m < c->rows[d]; m++) {
         float even[16] = {0}, odd[16] = {0}, sum[16];

@@ -52,6 +52,7 @@ static int run_memory(int op, int pp, int tile, operand o) {
 
 static int run_registers(int op, int pp, int r, int rm, int v) {
     if (op == 0x5c && pp == 2 && r < 8 && rm < 8 && v < 8) return tile_dpbf16(r, rm, v);
+    if (op == 0x5e && pp == 3 && r < 8 && rm < 8 && v < 8) return tile_dpbssd(r, rm, v);
     if (op == 0x49 && pp == 3 && rm == 0 && r < 8) return tile_zero(r);
     if (op != 0x49 || pp != 0 || rm || r) return -1;
     memset(&tiles, 0, sizeof tiles);  // tilerelease

@@ -180,6 +180,26 @@ struct Caller {
                           chance.at(chance.floats(size)), chance.bytes(4 * size), message.text, message.bytes);
     }
 
+    int route() {
+        const int64_t n = tokens(), groups = chance.between(1, 8), experts = groups * chance.between(1, 20);
+        const int64_t top_k = chance.between(1, experts < 10 ? experts : 10), slots = n * top_k;
+        hetero_router r = {};
+        r.n_experts = chance.count(experts), r.top_k = chance.count(top_k), r.n_group = chance.count(groups);
+        r.topk_group = chance.count(chance.between(1, groups));
+        r.sigmoid = int32_t(chance.below(2)), r.norm_topk = int32_t(chance.below(2));
+        r.group_top2 = experts >= 2 * groups ? int32_t(chance.below(2)) : 0;
+        r.scaling = 2.5f;
+        if (chance.below(2)) r.bias = chance.at(chance.floats(experts)), r.bias_bytes = chance.bytes(4 * experts);
+        auto *ids = reinterpret_cast<int32_t *>(chance.room(4 * slots, false));
+        const int code = hetero_route(chance.or_null(pool), chance.or_null(&r), chance.at(chance.floats(n * experts)),
+                                      chance.bytes(4 * n * experts), chance.count(n), chance.at(ids),
+                                      chance.bytes(4 * slots), chance.at(chance.floats(slots)), chance.bytes(4 * slots),
+                                      message.text, message.bytes);
+        for (int64_t i = 0; !code && !chance.changed() && i < slots; i++)
+            if (ids[i] < 0 || ids[i] >= experts) return -1;  // a choice beside the experts
+        return code;
+    }
+
   private:
     struct Right {
         int gate, up, down;

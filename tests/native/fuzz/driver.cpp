@@ -25,6 +25,7 @@ const Function kFunctions[] = {
     {"heads", &AttentionCaller::heads},
     {"expert", &AttentionCaller::expert},
     {"moe", &AttentionCaller::moe},
+    {"route", &AttentionCaller::route},
     {"attention", &AttentionCaller::attention},
     {"step", &AttentionCaller::step},
     {"append", &AttentionCaller::append},
