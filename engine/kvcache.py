@@ -24,6 +24,11 @@ class Paged:
     type: CacheType
 
 
+def in_page(every: int) -> int:
+    """Entries of one page where a state has one for `every` tokens."""
+    return -(-PAGE // every)
+
+
 class KVCache:
     """Pages for `context` tokens or more on one device; a sequence's tokens are appended, viewed and truncated.
 
@@ -36,8 +41,9 @@ class KVCache:
         self.pool = PagePool(n_pages)
         self._type, self._device = CACHE_TYPES[dtype], device
         slots = n_pages * PAGE
+        self._every = [{n: s.every for n, s in config.layer_states(i).items()} for i in range(config.n_layers)]
         try:
-            self._stores = [self._layer(config, layer, slots) for layer in range(config.n_layers)]
+            self._stores = [self._layer(config, layer, n_pages) for layer in range(config.n_layers)]
             self.states = RecurrentStates(config, STATE_SLOTS, device)
         except RuntimeError as error:  # torch has no narrower type for a CPU that is out of memory
             raise HardwareError(
@@ -45,9 +51,9 @@ class KVCache:
                 "give a smaller --context",
             ) from error
 
-    def _layer(self, config: ModelConfig, layer: int, slots: int) -> dict[str, Paged]:
-        shapes = {name: state.shape for name, state in config.layer_states(layer).items() if not state.recurrent}
-        return {name: self._paged((slots, *shape)) for name, shape in shapes.items()}
+    def _layer(self, config: ModelConfig, layer: int, pages: int) -> dict[str, Paged]:
+        paged = {name: state for name, state in config.layer_states(layer).items() if not state.recurrent}
+        return {name: self._paged((pages * in_page(state.every), *state.shape)) for name, state in paged.items()}
 
     def _paged(self, shape: tuple[int, ...]) -> Paged:
         rows = (*shape[:-1], self._type.row(shape[-1]))
@@ -107,9 +113,9 @@ class KVCache:
             self.states.restore(sequence.slot, sequence.keys[ends[-1] - 1] if ends else None)
         copy = self.pool.truncate(sequence, length)
         if copy is not None:
-            source, target = copy[0] * PAGE, copy[1] * PAGE
             for store in (store.rows for stores in self._stores for store in stores.values()):
-                store[target : target + PAGE] = store[source : source + PAGE]
+                pages = store.view(self.pool.n_pages, -1)
+                pages[copy[1]] = pages[copy[0]]
         return sequence.length
 
     def close(self, sequence: Sequence) -> None:
@@ -156,6 +162,34 @@ class KVCache:
         """Where `positions` int64 [...] of `sequence` lie in its stores."""
         pages = torch.tensor(sequence.pages, device=self._device)
         return pages[positions // PAGE] * PAGE + positions % PAGE
+
+    def add_entries(
+        self, layer: int, name: str, sequence: Sequence, index: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store `values` [n, ...] as the entries `index` int64 [n] of a state with one for several tokens."""
+        places = self._places(self._every[layer][name], sequence, index)
+        self._stores[layer][name].rows.index_copy_(0, places, self._type.narrow(values))
+
+    def entries(self, layer: int, name: str, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
+        """The entries [start, stop) of such a state as float32 (a view where that needs no copy)."""
+        store, every = self._stores[layer][name], self._every[layer][name]
+        if sequence.contiguous and PAGE % every == 0:
+            first = sequence.pages[0] * in_page(every)
+            return self._type.widen(store.rows[first + start : first + stop], store.width)
+        index = torch.arange(start, stop, device=self._device)
+        return self._type.widen(store.rows.index_select(0, self._places(every, sequence, index)), store.width)
+
+    def chosen_entries(self, layer: int, name: str, sequence: Sequence, index: torch.Tensor) -> torch.Tensor:
+        """The entries `index` int64 [...] of such a state, float32 [..., ...]."""
+        places = self._places(self._every[layer][name], sequence, index)
+        store = self._stores[layer][name]
+        return self._type.widen(store.rows[places], store.width)
+
+    def _places(self, every: int, sequence: Sequence, index: torch.Tensor) -> torch.Tensor:
+        """Where entries lie: in the page of the last token that each stands for, which is the one that makes it."""
+        last = (index + 1) * every - 1
+        pages = torch.tensor(sequence.pages, device=self._device)
+        return pages[last // PAGE] * in_page(every) + last % PAGE // every
 
     def _range(self, sequence: Sequence, start: int, stop: int) -> torch.Tensor:
         return self.slots(sequence, torch.arange(start, stop, device=self._device))

@@ -9,10 +9,11 @@ import torch
 
 from hetero.engine.attention import Attention, Mask
 from hetero.engine.batch import Batch, Span
+from hetero.engine.kept import KeptOfRequest
 from hetero.engine.kvcache import KVCache
 from hetero.engine.owners import Angles, DenseOwner
 from hetero.engine.selection import Indexers
-from hetero.models.blocks import Recurrence, Selection
+from hetero.models.blocks import Passage, Recurrence, Selection
 from hetero.models.config import ModelConfig
 from hetero.models.load import Model
 from hetero.models.rope import inverse_frequencies, rotation_scale
@@ -44,7 +45,7 @@ class Runtime:
     def __init__(self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention, kv: KVCache) -> None:
         self.config: ModelConfig = model.config
         self.owner = owner
-        self.attention, self.states, self.indexers = attention, kv.states, Indexers(kv)
+        self.attention, self.kv, self.states, self.indexers = attention, kv, kv.states, Indexers(kv)
         self.experts = Experts(model, pool)
         self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
         self.rotation_scale = rotation_scale(model.config.rope)
@@ -105,6 +106,12 @@ class Ops:
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, k] by the matrix `name`.weight (and .bias): float32 [T, n]."""
         return self._runtime.owner.linears([name], x)[0]
+
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H, k], head by head times the matrix `name`.weight [H, n, k]: float32 [T, H, n]."""
+        out = self._runtime.owner.heads(name, x)
+        assert out is not None, name
+        return out
 
     def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, k] for a product with the matrix `name`.weight whose columns have been made unit vectors."""
@@ -200,6 +207,19 @@ class Ops:
             sequence = span.sequence
             for start, stop in span.parts:
                 outs.append(step(states.of(layer, sequence.slot), [x[start:stop] for x in inputs]))
+                if span.first + stop - span.start == sequence.mark:
+                    states.copy(layer, sequence.slot, sequence.pending)
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+    def keeping(self, layer: int, step: Passage, inputs: list[torch.Tensor]) -> torch.Tensor:
+        """`step(kept, inputs)` on the rows of each request in turn, as `recurrent` does, with the paged entries of the
+        layer besides its states."""
+        kv, states, outs = self._runtime.kv, self._runtime.states, []
+        for span in self._batch.spans:
+            sequence = span.sequence
+            for start, stop in span.parts:
+                kept = KeptOfRequest(kv, layer, sequence, span.first + start - span.start)
+                outs.append(step(kept, [x[start:stop] for x in inputs]))
                 if span.first + stop - span.start == sequence.mark:
                     states.copy(layer, sequence.slot, sequence.pending)
         return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -147,6 +147,8 @@ class NativeOwner:
         return prepared
 
     def route(self, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._model.config.moe is not None and self._model.config.moe.scoring == "sqrtsoftplus":
+            return route(logits, self._model.config.moe, bias)  # the native router does not have these scores
         address = 0 if bias is None else bias.data_ptr()
         router = self._routers.get(address)
         if router is None:

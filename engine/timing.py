@@ -11,7 +11,7 @@ import torch
 
 from hetero.engine.batch import Batch
 from hetero.engine.ops import Ops, Runtime
-from hetero.models.blocks import Recurrence, Selection
+from hetero.models.blocks import Passage, Recurrence, Selection
 from hetero.models.stages import STAGES, stage_of
 
 Result = TypeVar("Result")
@@ -79,6 +79,12 @@ class TimedOps(Ops):
 
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor:
         return self._watch.time("attention", lambda: super(TimedOps, self).recurrent(layer, step, inputs))
+
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self._watch.time(stage_of(name), lambda: super(TimedOps, self).heads(name, x))
+
+    def keeping(self, layer: int, step: Passage, inputs: list[torch.Tensor]) -> torch.Tensor:
+        return self._watch.time("attention", lambda: super(TimedOps, self).keeping(layer, step, inputs))
 
     def index(self, layer: int, keys: torch.Tensor) -> None:
         self._watch.time("attention", lambda: super(TimedOps, self).index(layer, keys))

@@ -16,7 +16,7 @@ from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.formats import FORMATS, StoredTensor, n_elements, plain_to_f32, row_bytes
 from hetero.models.fused import fused_weights
 from hetero.models.joint import split_joint
-from hetero.models.matrices import Found, Matrix, PairedHeads, Rows
+from hetero.models.matrices import Found, Integers, Matrix, PairedHeads, Rows
 from hetero.models.names import delta_layers, from_gguf, layer_of
 from hetero.models.wording import counted
 
@@ -159,8 +159,12 @@ def check(
         shape, matrices = found[name].shape, found[name].matrices
         if _without_ones(shape) == _without_ones(want.shape):  # GGUF does not keep dimensions of 1
             shape = want.shape
+        if want.flat and shape == (n_elements(want.shape[:-1]), want.shape[-1]):
+            shape = want.shape
         if shape != want.shape:
             raise _wrong_shape(name, shape, matrices[0].stored, want, files)
+        if want.integers and matrices[0].stored.format in ("I32", "I64"):
+            matrices = (Integers(matrices[0].stored, n_elements(shape[:-1]), shape[-1]),)
         _refuse_dtype(matrices[0], files)
         n_bytes = sum(m.n * row_bytes(m.format, m.k) for m in matrices)
         out[name] = Tensor(TensorInfo(name, shape, matrices[0].format, n_bytes, want.role), matrices)

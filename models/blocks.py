@@ -15,6 +15,29 @@ Recurrence = Callable[[dict[str, "torch.Tensor"], list["torch.Tensor"]], "torch.
 """One request's rows through a recurrent layer: (states to change in place, inputs [n, ...]) to outputs [n, ...]."""
 
 
+class Kept(Protocol):
+    """What a layer keeps of one request while some rows of it, the first at position `first`, pass through."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def states(self) -> dict[str, torch.Tensor]:
+        """Its recurrent states by name, float32, to be changed in place."""
+
+    def add(self, name: str, start: int, values: torch.Tensor) -> None:
+        """Store `values` [n, ...] as the entries start.. of a paged state."""
+
+    def entries(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """The entries [start, stop) of a paged state, float32 [stop - start, ...]."""
+
+    def chosen(self, name: str, index: torch.Tensor) -> torch.Tensor:
+        """The entries `index` int64 [...] of a paged state, float32 [..., ...]."""
+
+
+Passage = Callable[[Kept, list["torch.Tensor"]], "torch.Tensor"]
+"""One request's rows through a layer that keeps states and entries: inputs [n, ...] to outputs [n, ...]."""
+
+
 Selection = Sequence["torch.Tensor | None"]
 """For each request of a batch the positions that its new tokens see, int64 [T, k] in ascending order; None: all up to
 their own. Positions after a token's own, which come last, do not count."""
@@ -39,6 +62,7 @@ class Ops(Protocol):
     def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor: ...
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def rotate(self, x: torch.Tensor, interleaved: bool | None = None) -> torch.Tensor: ...
     def route(self, logits: torch.Tensor, bias: str | None) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -58,6 +82,7 @@ class Ops(Protocol):
         sinks: str | None = None,
     ) -> torch.Tensor: ...
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor: ...
+    def keeping(self, layer: int, step: Passage, inputs: list[torch.Tensor]) -> torch.Tensor: ...
     def latent_attention(
         self,
         layer: int,
@@ -118,11 +143,13 @@ def wide_norm_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: O
     return ops.linear(prefix + "o_proj", out.flatten(1))
 
 
-def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-    """silu(gate x) * (up x), then down: a dense layer's MLP or the shared experts."""
+def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops, limit: float | None = None) -> torch.Tensor:
+    """silu(gate x) * (up x), then down: a dense layer's MLP or the shared experts. `limit` clamps both factors."""
     import torch.nn.functional as F
 
     gate, up = ops.linears([prefix + "gate_proj", prefix + "up_proj"], x)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return ops.linear(prefix + "down_proj", F.silu(gate).mul_(up))
 
 

@@ -43,7 +43,7 @@ class MoeConfig:
     intermediate_size: int
     shared_intermediate_size: int = 0
     first_dense: int = 0
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     norm_topk: bool = True
     scaling: float = 1.0
     n_group: int = 1
@@ -56,10 +56,12 @@ class MoeConfig:
     """The shared expert's output is multiplied by the sigmoid of one more projection."""
     dense_layers: tuple[int, ...] = ()
     """Layers without routed experts besides those before `first_dense` (mlp_only_layers, decoder_sparse_step)."""
-    activation: Literal["silu", "gelu_tanh", "gpt_oss"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "gpt_oss", "clamped_silu"] = "silu"
     """How a routed expert joins gate and up; hetero.h has the formulae."""
     expert_bias: bool = False
     """Whether routed experts add a bias to gate, up and down (`mlp.experts.{gate,up,down}.bias`)."""
+    hash_layers: tuple[int, ...] = ()
+    """Layers whose experts a table gives by the token's id (`mlp.gate.tid2eid`); scores only weigh them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +119,48 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CompressedConfig:
+    """DeepSeek-V4's attention: each layer sees its last `window` positions, and entries that sum up what came before.
+
+    An entry stands for `rates[layer]` positions (0: the layer has none). In layers with an indexer an entry draws on
+    the run of positions before its own as well, and a token sees only the entries that the indexer chooses. Queries
+    come from a latent of `q_rank` values; the output goes through `groups` matrices of `group_rank` rows. Layers with
+    entries turn everything by `rope` instead of the model's.
+    """
+
+    rates: tuple[int, ...]
+    window: int
+    q_rank: int
+    groups: int
+    group_rank: int
+    rope: RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HyperConfig:
+    """Hyper-connections (arXiv 2512.24880): `streams` residuals side by side, mixed by matrices that `iterations` of
+    Sinkhorn and Knopp's rule make doubly stochastic; `eps` is added to each sum."""
+
+    streams: int
+    iterations: int
+    eps: float
+
+
+PAGED_TOKENS = 64
+"""Tokens that share a page of the KV cache, in which a state with fewer entries than tokens has at least one."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Something that a layer keeps of a request: `shape` values for every token, in pages of the KV type.
 
-    `recurrent`: `shape` float32 values for the whole request instead, changed by every token.
+    `every`: for so many tokens together. `recurrent`: `shape` float32 values for the whole request instead, changed by
+    every token.
     """
 
     shape: tuple[int, ...]
     recurrent: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +210,8 @@ class ModelConfig:
     mla: MlaConfig | None = None
     indexer: IndexerConfig | None = None
     delta: DeltaConfig | None = None
+    compressed: CompressedConfig | None = None
+    hyper: HyperConfig | None = None
     zero_centred: bool = False
     """Norm weights are stored less one, but for those of gated delta nets."""
     attention_bias: bool = False
@@ -212,6 +250,8 @@ class ModelConfig:
             d = self.delta
             matrices = State((d.value_heads, d.key_dim, d.value_dim), recurrent=True)
             return {"conv": State((d.conv - 1, d.conv_width), recurrent=True), "delta": matrices}
+        if self.compressed is not None:
+            return self._compressed_states(layer, self.compressed)
         if self.mla is not None:
             latent = {"latent": State((self.mla.kv_lora_rank + self.mla.rope_dim,))}
             if self.indexer is not None and layer in self.indexer.layers:
@@ -219,15 +259,29 @@ class ModelConfig:
             return latent
         return dict.fromkeys(("k", "v"), State((self.n_kv_heads, self.head_dim)))
 
+    def _compressed_states(self, layer: int, compressed: CompressedConfig) -> dict[str, State]:
+        """The window's keys before a token; the inputs of entries that are not complete yet; the entries."""
+        states = {"window": State((compressed.window - 1, self.head_dim), recurrent=True)}
+        rate, indexer = compressed.rates[layer], self.indexer
+        if not rate:
+            return states
+        if indexer is None or layer not in indexer.layers:
+            tail = State((rate - 1, 2 * self.head_dim), recurrent=True)
+            return states | {"tail": tail, "entries": State((self.head_dim,), every=rate)}
+        for name, dim in (("", self.head_dim), ("index_", indexer.dim)):
+            states[name + "tail"] = State((2 * rate - 1, 4 * dim), recurrent=True)
+            states[name + "entries"] = State((dim,), every=rate)
+        return states
+
     @property
     def attended(self) -> int:
         """Positions that a token attends to at most; 0: all that it has."""
-        return self.indexer.top_k if self.indexer else 0
+        return self.indexer.top_k if self.indexer and self.mla else 0
 
     @property
     def index_elements(self) -> int:
-        """Values that one token keeps for indexers over all layers."""
-        return self.indexer.dim * len(self.indexer.layers) if self.indexer else 0
+        """Values that one token keeps for indexers over all layers, where they choose among positions."""
+        return self.indexer.dim * len(self.indexer.layers) if self.indexer and self.mla else 0
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -237,8 +291,8 @@ class ModelConfig:
     @property
     def kv_padding(self) -> int:
         """Values by which rows in blocks of 32, as an 8-bit cache has them, are longer over all layers."""
-        paged = (state.shape for state in self._states(recurrent=False))
-        return sum(math.prod(shape[:-1]) * (-shape[-1] % 32) for shape in paged)
+        paged = self._states(recurrent=False)
+        return sum(_each(math.prod(state.shape[:-1]) * (-state.shape[-1] % 32), state) for state in paged)
 
     @property
     def recurrent_bytes(self) -> int:
@@ -246,8 +300,13 @@ class ModelConfig:
         return 4 * self._values(recurrent=True)
 
     def _values(self, *, recurrent: bool) -> int:
-        return sum(math.prod(state.shape) for state in self._states(recurrent=recurrent))
+        return sum(_each(math.prod(state.shape), state) for state in self._states(recurrent=recurrent))
 
     def _states(self, *, recurrent: bool) -> Iterator[State]:
         for layer in range(self.n_layers):
             yield from (state for state in self.layer_states(layer).values() if state.recurrent is recurrent)
+
+
+def _each(values: int, state: State) -> int:
+    """Of a state's `values`, as many as one token counts for."""
+    return -(-values // min(state.every, PAGED_TOKENS))

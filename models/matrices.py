@@ -74,6 +74,24 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Integers:
+    """Rows of I32 or I64, read as float32, which holds whole numbers up to 2^24 exactly."""
+
+    stored: StoredTensor
+    n: int
+    k: int
+
+    @property
+    def format(self) -> str:
+        return "F32"
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        item = 4 if self.stored.format == "I32" else 8
+        raw = spaced(read, self.stored, start * self.k * item, self.k * item, stop - start, 1)
+        return raw.view(f"<i{item}").astype(np.float32).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
 class RowRange:
     """`n` rows of another matrix, from row `first` on."""
 

@@ -12,6 +12,9 @@ _GGUF_TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+    "output_hc_fn.weight": "model.hc_head.fn.weight",
+    "output_hc_base.weight": "model.hc_head.base",
+    "output_hc_scale.weight": "model.hc_head.scale",
 }
 _GGUF_LAYER = {
     "attn_norm": "input_layernorm",
@@ -32,6 +35,17 @@ _GGUF_LAYER = {
     "attn_kv_b": "self_attn.kv_b_proj",
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
+    "attn_kv": "self_attn.kv_proj",
+    "attn_output_a": "self_attn.o_a_proj",
+    "attn_output_b": "self_attn.o_proj",
+    "attn_compressor_kv": "self_attn.compressor.kv_proj",
+    "attn_compressor_gate": "self_attn.compressor.gate_proj",
+    "attn_compressor_norm": "self_attn.compressor.kv_norm",
+    "indexer_compressor_kv": "self_attn.indexer.compressor.kv_proj",
+    "indexer_compressor_gate": "self_attn.indexer.compressor.gate_proj",
+    "indexer_compressor_norm": "self_attn.indexer.compressor.kv_norm",
+    "hc_attn_fn": "attn_hc.fn",
+    "hc_ffn_fn": "ffn_hc.fn",
     "indexer.attn_q_b": "self_attn.indexer.wq_b",
     "indexer.attn_k": "self_attn.indexer.wk",
     "indexer.k_norm": "self_attn.indexer.k_norm",
@@ -62,6 +76,13 @@ _GGUF_BARE = {
     "attn_sinks": "self_attn.sinks",
     "ssm_a": "linear_attn.A",
     "ssm_dt": "linear_attn.dt_bias",
+    "attn_compressor_ape": "self_attn.compressor.position_bias",
+    "indexer_compressor_ape": "self_attn.indexer.compressor.position_bias",
+    "hc_attn_base": "attn_hc.base",
+    "hc_attn_scale": "attn_hc.scale",
+    "hc_ffn_base": "ffn_hc.base",
+    "hc_ffn_scale": "ffn_hc.scale",
+    "ffn_gate_tid2eid": "mlp.gate.tid2eid",
 }
 _BLOCK = re.compile(r"blk\.(0|[1-9]\d{0,4})\.((?:indexer\.)?[a-z0-9_]+)(\.weight|\.bias)?")
 _DELTA = re.compile(r"blk\.(0|[1-9]\d{0,4})\.ssm_a")

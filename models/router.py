@@ -46,9 +46,7 @@ def route(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tu
 
 
 def _by_scores(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    import torch
-
-    scores = logits.sigmoid() if moe.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+    scores = _scores(logits, moe)
     if bias is not None:
         choice = scores + bias
     else:  # scores grow with the logits, but large ones are all 1 in float32
@@ -56,7 +54,23 @@ def _by_scores(logits: torch.Tensor, moe: MoeConfig, bias: torch.Tensor | None) 
     if moe.n_group > 1:
         choice = _limit_groups(choice, moe)
     ids = choice.topk(moe.top_k, dim=-1).indices
+    return ids, _weights(scores, ids, moe)
+
+
+def _scores(logits: torch.Tensor, moe: MoeConfig) -> torch.Tensor:
+    import torch
+    import torch.nn.functional as F
+
+    if moe.scoring == "sqrtsoftplus":
+        return F.softplus(logits).sqrt()
+    return logits.sigmoid() if moe.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+
+
+def _weights(scores: torch.Tensor, ids: torch.Tensor, moe: MoeConfig) -> torch.Tensor:
     weights = scores.gather(1, ids)
-    if moe.norm_topk:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-    return ids, weights
+    return weights / (weights.sum(dim=-1, keepdim=True) + 1e-20) if moe.norm_topk else weights
+
+
+def weigh(logits: torch.Tensor, ids: torch.Tensor, moe: MoeConfig) -> torch.Tensor:
+    """Weights float32 [T, k] of the experts `ids` [T, k], which were chosen without router `logits` [T, E]."""
+    return _weights(_scores(logits.float(), moe), ids.long(), moe) * moe.scaling

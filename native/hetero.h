@@ -33,9 +33,10 @@ typedef struct {
     size_t bytes;
 } hetero_matrix;
 
-/* How an expert joins g = gate(x) and u = up(x): silu(g) u; gelu(g) u by its tanh formula; and gpt-oss's
- * g sigmoid(1.702 g) (u + 1), with g at most 7 and u within -7..7. */
-enum { HETERO_SILU, HETERO_GELU_TANH, HETERO_GPT_OSS, HETERO_ACTIVATIONS };
+/* How an expert joins g = gate(x) and u = up(x): silu(g) u; gelu(g) u by its tanh formula; gpt-oss's
+ * g sigmoid(1.702 g) (u + 1), with g at most 7 and u within -7..7; and DeepSeek-V4's silu(g) u, with g at most 10 and u
+ * within -10..10. */
+enum { HETERO_SILU, HETERO_GELU_TANH, HETERO_GPT_OSS, HETERO_CLAMPED_SILU, HETERO_ACTIVATIONS };
 
 /* The experts of one layer. Expert e starts at data + e * stride with its gate and up tiles in turn; its down
  * tiles start at down_offset. gate and up are [inter, hidden], down is [hidden, inter]. Biases (null: none) are

@@ -64,7 +64,7 @@ class PackedMatrix:
         object.__setattr__(self, "native", native)
 
 
-ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss")
+ACTIVATIONS = ("silu", "gelu_tanh", "gpt_oss", "clamped_silu")
 """How an expert joins gate and up, in the order of their numbers in hetero.h."""
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests import bailing_reference
 from tests.tiny_gguf import random_weights, tiny_config, tiny_gguf, write_gguf
-from tests.tiny_latent import LATENT_FAMILIES, nest_kimi, unnested
+from tests.tiny_latent import LATENT_FAMILIES, nest_kimi, rewrite_v4, unnested
 from tests.tiny_moe import MOE_FAMILIES
 from tests.tiny_qwen import QWEN_FAMILIES
 from tests.tiny_tokenizer import save_tokenizer, tokens_and_merges
@@ -145,9 +145,15 @@ def _randomise(model: Any, seed: int) -> None:
             x = torch.randn(p.shape, generator=g)
             if name.endswith("norm.weight"):
                 p.copy_((0 if zero_centred and "linear_attn" not in name else 1) + 0.2 * x)
+            elif name.endswith("tid2eid"):
+                p.copy_(torch.stack([torch.randperm(16, generator=g)[: p.shape[1]] for _ in range(len(p))]))
+            elif name.endswith("_scale") or name.endswith("hc.scale"):
+                p.copy_(1 + 0.3 * x)
+            elif ".experts." in name and model.config.model_type == "deepseek_v4" and p.ndim == 3:
+                p.copy_((5 if "gate_up" in name else 0.1) * x / p.shape[-1] ** 0.5)  # so that gates are clamped
             elif name.endswith("A_log"):
                 p.copy_(x - 1.5)
-            elif name.endswith("e_score_correction_bias") or (p.ndim == 1 and name.endswith(("bias", "sinks"))):
+            elif name.endswith("e_score_correction_bias") or (p.ndim == 1 and name.endswith(("bias", "sinks", "base"))):
                 p.copy_(0.2 * x)
             elif name.endswith("embed_tokens.weight") and not tied:
                 p.copy_(x)
@@ -159,7 +165,9 @@ def _randomise(model: Any, seed: int) -> None:
 def _as_on_the_hub(path: Path, family: str, wanted: dict[str, Any]) -> None:
     """Spell the config as the hub does: `rope_theta` + `rope_scaling` for DeepSeek and Kimi, Kimi's model type."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    if family.startswith(("deepseek", "kimi")):
+    if family.startswith("deepseek_v4"):
+        rewrite_v4(config)
+    elif family.startswith(("deepseek", "kimi")):
         rope = config.pop("rope_parameters")
         config["rope_theta"] = rope.pop("rope_theta")
         config["rope_scaling"] = None if rope["rope_type"] == "default" else {"type": rope.pop("rope_type"), **rope}

@@ -12,6 +12,7 @@ from hetero.models.families import (
     bailing_moe,
     bailing_moe_v2,
     deepseek,
+    deepseek_v4,
     deepseek_v32,
     glm4_moe,
     glm_moe_dsa,
@@ -64,7 +65,7 @@ class Family(Protocol):
 
 
 _DENSE_AND_FIRST = (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, glm4_moe, gpt_oss)
-_SPARSE = (deepseek_v32, glm_moe_dsa)
+_SPARSE = (deepseek_v32, glm_moe_dsa, deepseek_v4)
 _QWEN = (qwen_dense, qwen2_moe, qwen3_next, qwen3_5_moe)
 _LATER = (granite_moe, hunyuan_moe, bailing_moe, bailing_moe_v2, llama4)
 FAMILIES: dict[str, Family] = {f.NAME: f for f in (*_DENSE_AND_FIRST, *_SPARSE, *_QWEN, *_LATER)}

@@ -25,11 +25,16 @@ _looked_up: ContextVar[set[str] | None] = ContextVar("looked_up", default=None)
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor that a family needs: its shape `[..., out, in]`, its role, and whether a file may lack it."""
+    """A tensor that a family needs: its shape `[..., out, in]`, its role, and whether a file may lack it.
+
+    `flat`: files may have it as a matrix, its leading dimensions in one. `integers`: files have it as whole numbers.
+    """
 
     shape: tuple[int, ...]
     role: Role
     optional: bool = False
+    flat: bool = False
+    integers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

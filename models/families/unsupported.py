@@ -8,7 +8,6 @@ _DENSE = "this dense architecture"
 
 NEEDS_GGUF: dict[str, str] = {
     "deepseek": "the first DeepSeek-MoE's grouped-query attention",
-    "deepseek4": "compressed attention, hash routing and hyper-connections",
     "glm4": _DENSE,
     "qwen35": _QWEN35,
     "kimi-linear": _KDA,
@@ -35,7 +34,6 @@ NEEDS_GGUF: dict[str, str] = {
 NEEDS_HF: dict[str, str] = {
     "DeepseekForCausalLM": NEEDS_GGUF["deepseek"],
     **dict.fromkeys(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN35),
-    "DeepseekV4ForCausalLM": NEEDS_GGUF["deepseek4"],
     "KimiLinearForCausalLM": NEEDS_GGUF["kimi-linear"],
     "KimiK3ForConditionalGeneration": NEEDS_GGUF["kimi-k3"],
     "DeepseekV41ForCausalLM": "DeepSeek-V4's layers, shared compressors and n-gram tables",

@@ -27,6 +27,7 @@ inline Lanes times_sigmoid_8(Lanes g, Lanes t) {
 }
 
 constexpr float kGptOssLimit = 7.f, kGptOssSlope = 1.702f;  // of OpenAI's gpt-oss
+constexpr float kClampedLimit = 10.f;                       // of DeepSeek-V4
 
 inline Lanes at_most(Lanes v, float limit) { return v > limit ? Lanes{} + limit : v; }
 
@@ -40,6 +41,10 @@ inline void gate_8(int activation, float *gate, const float *up) {
     } else if (activation == HETERO_GELU_TANH) {  // (1 + tanh(y)) / 2 = sigmoid(2 y)
         g = times_sigmoid_8(g, (g + g * g * g * 0.044715f) * 1.5957691216057308f) * u;
     } else {
+        if (activation == HETERO_CLAMPED_SILU) {
+            g = at_most(g, kClampedLimit);
+            u = -at_most(-at_most(u, kClampedLimit), kClampedLimit);
+        }
         g = times_sigmoid_8(g, g) * u;
     }
     memcpy(gate, &g, sizeof g);

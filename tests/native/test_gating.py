@@ -21,6 +21,8 @@ def join(activation, g, u):
     if activation == "gpt_oss":
         g, u = np.minimum(g, 7), np.clip(u, -7, 7)
         return (u + 1) * g * sigmoid(1.702 * g)
+    if activation == "clamped_silu":
+        g, u = np.minimum(g, 10), np.clip(u, -10, 10)
     if activation == "gelu_tanh":
         return 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) * u
     return g * sigmoid(g) * u
@@ -44,7 +46,7 @@ def kernels(request):
     return Kernels(request.param)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss", "clamped_silu"])
 @pytest.mark.parametrize("parts", [(), ("gate", "up", "down"), ("down",)])
 @pytest.mark.parametrize(("formats", "inter"), [(("F32",) * 3, 88), (("Q4_0", "Q8_0", "Q4_0"), 96)])
 def test_experts_agree_with_the_formula(kernels, activation, parts, formats, inter):
@@ -64,7 +66,7 @@ def test_experts_agree_with_the_formula(kernels, activation, parts, formats, int
             assert error <= (2e-5 if formats[2] == "F32" else 1e-2) * exact.std()
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss", "clamped_silu"])
 def test_activations_hold_over_the_whole_range_of_floats(kernels, activation):
     """An identity expert: gate and up are the inputs themselves, so any value can be asked for."""
     values = [0, -0.0, 1e-30, 0.5, -0.5, 3, -3, 6.99, 7, 7.01, -7.01, 20, -20, 88, -88, 90, -90, 1e4, -1e4]
@@ -90,7 +92,7 @@ def test_activations_hold_over_the_whole_range_of_floats(kernels, activation):
     assert close.all(), (np.array(values)[~close], got[~close], exact[~close])
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gpt_oss", "clamped_silu"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_activation_spoils_its_own_token_only(kernels, activation, bad):
     plain, *_ = bank(kernels, ("Q4_0",) * 3, EXPERTS, HIDDEN, 96)
