@@ -37,6 +37,11 @@ def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     return torch.cat([rest, turned.flatten(-2)], dim=-1)
 
 
+def turn_back(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`turn` undone, so that what a value adds depends on its distance only."""
+    return turn(x, cos, -sin)
+
+
 @lru_cache(maxsize=8)
 def _frequencies(rope: RopeConfig) -> torch.Tensor:
     return inverse_frequencies(rope)
@@ -101,13 +106,13 @@ class CompressedAttention:
         config, ops, prefix = self._config, self._ops, f"model.layers.{layer}.self_attn."
         cos, sin = self._angles[bool(self._compressed.rates[layer])]
         low, kv = ops.linears([prefix + "q_a_proj", prefix + "kv_proj"], x)
-        low = ops.norm(prefix + "q_a_norm.weight", low)
+        low = ops.norm(prefix + "q_a_layernorm.weight", low)
         q = ops.linear(prefix + "q_b_proj", low).view(-1, config.n_heads, config.head_dim)
         q = turn(unit(q, config.rms_norm_eps), cos[:, None], sin[:, None])
-        kv = turn(ops.norm(prefix + "kv_norm.weight", kv), cos, sin)
+        kv = turn(ops.norm(prefix + "kv_a_layernorm.weight", kv), cos, sin)
         inputs = [q * config.attention_scale, kv, *self._for_entries(layer, x, low)]
         out = ops.keeping(layer, partial(self._attend, layer), inputs)
-        out = turn(out, cos[:, None], -sin[:, None])
+        out = turn_back(out, cos[:, None], sin[:, None])
         groups = ops.heads(prefix + "o_a_proj", out.reshape(len(out), self._compressed.groups, -1))
         return ops.linear(prefix + "o_proj", groups.flatten(1))
 

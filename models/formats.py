@@ -45,7 +45,6 @@ _UNSUPPORTED = {
     15: ("Q8_K", 256, 292),
     24: ("I8", 1, 1),
     25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
     27: ("I64", 1, 8),
     28: ("F64", 1, 8),
 }
@@ -54,6 +53,7 @@ FORMATS: dict[str, Format] = {i.name: Format(i.name, i.block_k, i.block_bytes) f
 _REPACKED = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 29: "IQ1_M"}
 _REPACKED |= {34: "TQ1_0", 35: "TQ2_0"}
 GGML_TYPES: dict[int, Format] = {
+    26: Format("I32", 1, 4),
     **{i: FORMATS[name] for i, name in _SUPPORTED.items()},
     **{i: Format(name, 256, FOREIGN[name].block_bytes) for i, name in _REPACKED.items()},
     **{i: Format(*f, supported=False) for i, f in _UNSUPPORTED.items()},

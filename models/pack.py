@@ -137,10 +137,21 @@ def read_small(source: Checkpoint, infos: Sequence[TensorInfo], tick: Tick) -> t
         values = np.ascontiguousarray(source.read_f32(info.name))
         if not np.isfinite(values).all():
             raise ModelError(f"{source.path}: tensor {info.name} holds NaN or infinite values", _HINT)
+        if info.name.endswith(".tid2eid"):
+            _check_table(source, info.name, values)
         arrays[info.name] = values
         digests[info.name] = _digest(info, [digest(values)])
         tick(info.n_bytes)
     return arrays, digests
+
+
+def _check_table(source: Checkpoint, name: str, values: F32) -> None:
+    """Raises ModelError where a table of experts by token names some that there are not."""
+    moe = source.config.moe
+    assert moe is not None
+    if (values % 1).any() or not 0 <= values.min() <= values.max() < moe.n_experts:
+        found = f"{values.min():g} to {values.max():g}"
+        raise ModelError(f"{source.path}: tensor {name} has experts {found}; expected 0 to {moe.n_experts - 1}", _HINT)
 
 
 def _digest(info: TensorInfo, slices: Sequence[bytes]) -> str:

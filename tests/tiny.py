@@ -13,10 +13,11 @@ from typing import Any
 
 from tests import bailing_reference
 from tests.tiny_gguf import random_weights, tiny_config, tiny_gguf, write_gguf
-from tests.tiny_latent import LATENT_FAMILIES, nest_kimi, rewrite_v4, unnested
+from tests.tiny_latent import LATENT_FAMILIES, nest_kimi, unnested
 from tests.tiny_moe import MOE_FAMILIES
 from tests.tiny_qwen import QWEN_FAMILIES
 from tests.tiny_tokenizer import save_tokenizer, tokens_and_merges
+from tests.tiny_v4 import V4_FAMILIES, rewrite_v4
 
 __all__ = ["FAMILIES", "load_reference", "random_weights", "tiny_config", "tiny_gguf", "tiny_hf", "write_gguf"]
 
@@ -94,7 +95,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 2, "rope_parameters": _yarn(8.0, 50000.0, 1.0, 1, 1)},
     ),
 }
-FAMILIES |= MOE_FAMILIES | LATENT_FAMILIES | QWEN_FAMILIES
+FAMILIES |= MOE_FAMILIES | LATENT_FAMILIES | QWEN_FAMILIES | V4_FAMILIES
 """By name: (transformers' class prefix, configuration)."""
 
 
@@ -149,8 +150,8 @@ def _randomise(model: Any, seed: int) -> None:
                 p.copy_(torch.stack([torch.randperm(16, generator=g)[: p.shape[1]] for _ in range(len(p))]))
             elif name.endswith("_scale") or name.endswith("hc.scale"):
                 p.copy_(1 + 0.3 * x)
-            elif ".experts." in name and model.config.model_type == "deepseek_v4" and p.ndim == 3:
-                p.copy_((5 if "gate_up" in name else 0.1) * x / p.shape[-1] ** 0.5)  # so that gates are clamped
+            elif "experts." in name and model.config.model_type == "deepseek_v4":  # gates that are clamped
+                p.copy_((0.1 if "down" in name else 5) * x / p.shape[-1] ** 0.5)
             elif name.endswith("A_log"):
                 p.copy_(x - 1.5)
             elif name.endswith("e_score_correction_bias") or (p.ndim == 1 and name.endswith(("bias", "sinks", "base"))):

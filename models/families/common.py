@@ -210,10 +210,22 @@ def rope_from_hf(
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     if not isinstance(raw, dict):
         raise keys.fail(name, _short(raw), "an object")
+    p = nested(keys, name, raw)
+    return rope_of(p, keys, dim, max_context, interleaved=interleaved, theta=theta, partial=partial)
+
+
+def nested(keys: Keys, name: str, raw: Mapping[str, Any]) -> Keys:
+    """The keys of the object `raw` under `name`."""
     name = keys.prefix + name
-    p = Keys({f"{name}.{k}": v for k, v in raw.items()}, keys.where, f"{name}.")
+    return Keys({f"{name}.{k}": v for k, v in raw.items()}, keys.where, f"{name}.")
+
+
+def rope_of(
+    p: Keys, keys: Keys, dim: int, max_context: int, *, interleaved: bool, theta: float, partial: float | None
+) -> RopeConfig:
+    """Rope settings by the object `p`; what it lacks stands in `keys`, see `rope_from_hf`."""
     kind = p.text("rope_type", p.text("type", "default"))
-    if kind not in _HF_KINDS or any(isinstance(v, dict) for v in raw.values()):
+    if kind not in _HF_KINDS or any(isinstance(v, dict) for v in p.values.values()):
         found = kind if kind not in _HF_KINDS else "given per layer type"
         raise ModelError(
             f"{keys.where}: rope scaling {found!r} is not supported; supported: {', '.join(_HF_KINDS)}",

@@ -19,8 +19,9 @@ from hetero.models.families.common import (
     expert_tensors,
     gguf_shape,
     mlp_tensors,
+    nested,
     rope_from_gguf,
-    rope_from_hf,
+    rope_of,
     shell_tensors,
 )
 from hetero.models.families.grouped import MAX_CONTEXT
@@ -53,8 +54,9 @@ RENAME_HF = (
     (r"\.attn\.", ".self_attn."),
     (r"\.ffn\.", ".mlp."),
     (r"\.attn_sink$", ".sinks"),
-    (r"\.q_norm\.", ".q_a_norm."),
-    (r"\.(compressor|self_attn)\.norm\.", r".\1.kv_norm."),  # transformers saves kv_norm as norm, too
+    (r"\.q_norm\.", ".q_a_layernorm."),
+    (r"\.compressor\.norm\.", ".compressor.kv_norm."),
+    (r"\.self_attn\.(kv_)?norm\.", ".self_attn.kv_a_layernorm."),  # transformers saves kv_norm as norm
     (r"\.ape$", ".position_bias"),
     (r"\.wq_a\.", ".q_a_proj."),
     (r"\.self_attn\.wq_b\.", ".self_attn.q_b_proj."),
@@ -83,11 +85,11 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     k.refuse_unless("mlp_bias", False, False)
     k.refuse_unless("num_key_value_heads", 1, 1)
     k.refuse_unless("swiglu_limit", LIMIT, LIMIT)
-    n_layers, dim = k.integer("num_hidden_layers", 43, high=MAX_LAYERS), k.integer("head_dim", 512)
+    k.refuse_unless("norm_topk_prob", True, True)
+    n_layers, dim = k.integer("num_hidden_layers", high=MAX_LAYERS), k.integer("head_dim", 512)
     kinds, rates = _layers_of_hf(k, n_layers)
-    partial = k.number("partial_rotary_factor", k.integer("qk_rope_head_dim", dim // 8) / dim)
     length = k.integer("max_position_embeddings", 1048576, high=MAX_CONTEXT)
-    main, entries = _ropes_of_hf(k, dim, partial, length)
+    main, entries = _ropes_of_hf(k, dim, length)
     compressed = CompressedConfig(
         rates=tuple(rates[kind] for kind in kinds),
         window=k.integer("sliding_window", 128, low=2),
@@ -103,12 +105,12 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
         layers=tuple(layer for layer, kind in enumerate(kinds) if kind == _SPARSE),
         interleaved=True,
     )
-    heads = k.integer("num_attention_heads", 64)
+    heads = k.integer("num_attention_heads")
     config = ModelConfig(
         family=NAME,
         model_type=k.text("model_type", NAME),
-        vocab_size=k.integer("vocab_size", 129280),
-        hidden_size=k.integer("hidden_size", 4096),
+        vocab_size=k.integer("vocab_size"),
+        hidden_size=k.integer("hidden_size"),
         n_layers=n_layers,
         n_heads=heads,
         n_kv_heads=1,
@@ -151,17 +153,23 @@ def _layers_of_hf(k: Keys, n_layers: int) -> tuple[list[str], dict[str, int]]:
     return kinds[:n_layers], rates
 
 
-def _ropes_of_hf(k: Keys, dim: int, partial: float, length: int) -> tuple[RopeConfig, RopeConfig]:
+def _ropes_of_hf(k: Keys, dim: int, length: int) -> tuple[RopeConfig, RopeConfig]:
     """The rope of layers without entries, and that of the others, which alone is scaled, without YaRN's temperature."""
-    values = {key: value for key, value in k.values.items() if not key.startswith(("rope_", "compress_rope"))}
-    nested = k.get("rope_parameters") or {}
-    if isinstance(nested, dict) and isinstance(nested.get("main"), dict) and isinstance(nested.get("compress"), dict):
-        both = [values | {"rope_parameters": nested[name]} for name in ("main", "compress")]
+    partial = k.integer("qk_rope_head_dim", dim // 8) / dim
+    given = k.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise k.fail("rope_parameters", str(given)[:60], "an object")
+    if isinstance(given.get("main"), dict) and isinstance(given.get("compress"), dict):
+        outer = nested(k, "rope_parameters", given)
+        objects = [nested(outer, name, given[name]) for name in ("main", "compress")]
     else:
-        scaling = k.get("rope_scaling") or nested
-        both = [values | {"rope_theta": k.number("rope_theta", 10000.0, above=1.0)}]
-        both += [values | {"rope_theta": k.number("compress_rope_theta", 160000.0, above=1.0), "rope_scaling": scaling}]
-    main, entries = (rope_from_hf(Keys(v, k.where), dim, length, interleaved=True, partial=partial) for v in both)
+        scaling = k.get("rope_scaling") or given
+        if not isinstance(scaling, dict):
+            raise k.fail("rope_scaling", str(scaling)[:60], "an object")
+        base = k.number("compress_rope_theta", 160000.0, above=1.0)
+        objects = [nested(k, "rope_scaling", {}), nested(k, "rope_scaling", {**scaling, "rope_theta": base})]
+    ropes = [rope_of(p, k, dim, length, interleaved=True, theta=10000.0, partial=partial) for p in objects]
+    main, entries = ropes
     return main, entries if entries.attention_factor is not None else replace(entries, attention_factor=1.0)
 
 
@@ -312,10 +320,10 @@ def _attention_tensors(p: str, config: ModelConfig, layer: int) -> dict[str, Exp
     assert indexer is not None
     out = {
         p + "q_a_proj.weight": Expected((c.q_rank, hidden), "dense"),
-        p + "q_a_norm.weight": Expected((c.q_rank,), "small"),
+        p + "q_a_layernorm.weight": Expected((c.q_rank,), "small"),
         p + "q_b_proj.weight": Expected((config.n_heads * dim, c.q_rank), "dense"),
         p + "kv_proj.weight": Expected((dim, hidden), "dense"),
-        p + "kv_norm.weight": Expected((dim,), "small"),
+        p + "kv_a_layernorm.weight": Expected((dim,), "small"),
         p + "o_a_proj.weight": Expected((c.groups, c.group_rank, config.n_heads * dim // c.groups), "dense", flat=True),
         p + "o_proj.weight": Expected((hidden, c.groups * c.group_rank), "dense"),
         p + "sinks": Expected((config.n_heads,), "small"),

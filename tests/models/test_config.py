@@ -277,7 +277,7 @@ def test_bad_or_unknown_settings_are_refused_by_name(base: Any, change: Any, wor
     [
         ({"architectures": ["Sphinx2ForCausalLM"]}, ["'Sphinx2ForCausalLM'", "not supported"]),
         ({"architectures": ["KimiLinearForCausalLM"]}, ["KimiLinearForCausalLM", "known but not supported yet"]),
-        ({"architectures": ["DeepseekV4ForCausalLM"]}, ["hash routing"]),
+        ({"architectures": ["DeepseekV41ForCausalLM"]}, ["n-gram tables"]),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"]}, ["Qwen3.5's layers without experts"]),
         ({"architectures": ["\x1b[2Jevil"]}, ["\\x1b[2Jevil"]),
         ({"model_type": "bert"}, ["'bert'"]),

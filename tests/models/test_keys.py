@@ -33,6 +33,7 @@ OWN = {
     "bailing_moe": {r"num_local_experts": "another name that transformers adds"},
     "bailing_moe_v2": {r"num_local_experts": "another name that transformers adds"},
     "hunyuan_moe": {r"rope_parameters\.(alpha|factor)": "read from the raw object, as the rule is this family's own"},
+    "deepseek_v4": {r"compress_rope_theta": "rope_parameters.compress says it"},
     "llama4": {r"no_rope_layer_interval": "no_rope_layers says it layer by layer"},
     "qwen2": {r"layer_types|max_window_layers": "no window without use_sliding_window, which is refused"},
     "qwen3_5_moe": {r"rope_parameters\.mrope_\w+": "all axes are equal for text"},
