@@ -1,4 +1,4 @@
-"""DeepSeek-V4 as its authors ship it: FP8 attention, experts of 4-bit floats, both with e8m0 scales, integers as routes."""
+"""DeepSeek-V4 as shipped: FP8 attention and experts of 4-bit floats with e8m0 scales, experts by token as integers."""
 
 import json
 import struct
