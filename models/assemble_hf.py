@@ -23,6 +23,9 @@ from hetero.models.quantisation import Parts, matrix_of
 from hetero.models.safetensors_file import HfDirectory
 from hetero.models.wording import counted
 
+BARE = ((r"^(?=(embed_tokens|layers|norm)\.)", "model."),)
+"""For files of a model without its head, whose names lack the `model.` of all others."""
+
 
 def assemble_hf(
     family: Family, directory: HfDirectory
@@ -69,13 +72,15 @@ def _renamed(
 ) -> tuple[dict[str, StoredTensor], tuple[StoredTensor, ...]]:
     """The tensors by canonical name without those that are skipped, and those of multi-token prediction layers."""
     skip = re.compile("|".join(family.SKIP_HF))
+    bare = BARE if any(t.name == "embed_tokens.weight" for t in directory.tensors) else ()
     named: dict[str, StoredTensor] = {}
     mtp: list[StoredTensor] = []
     for t in directory.tensors:
-        name = from_hf(t.name, family.RENAME_HF)
+        raw = from_hf(t.name, bare)
+        name = from_hf(raw, family.RENAME_HF)
         if is_mtp(name, config):
             mtp.append(t)
-        elif not skip.fullmatch(t.name):
+        elif not skip.fullmatch(raw):
             if name in named:
                 raise _twice(name, named[name], t, directory)
             named[name] = t

@@ -60,6 +60,7 @@ class Checkpoint:
         self.left_out = left_out
         """What is neither loaded nor kept by `convert`, in words (vision towers); empty for nothing."""
         self._tensors = tensors
+        self._stamps = tuple(map(_stamp, files))
         self._fds: dict[int, int] = {}
         self._lock = threading.Lock()
         self.index = make_index(name, config, tensors)
@@ -70,6 +71,11 @@ class Checkpoint:
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
+
+    def file_of(self, name: str, expert: int = 0) -> Path:
+        """The file that holds a tensor, or the matrix of one expert of it."""
+        matrices = self._tensors[name].matrices
+        return self.files[matrices[min(expert, len(matrices) - 1)].stored.file]
 
     def read_rows(self, name: str, expert: int | None = None, start: int = 0, stop: int | None = None) -> Bytes:
         """Raw rows [start, stop) of a tensor as uint8 [rows, row_bytes] in ggml's row layout of its format.
@@ -142,6 +148,15 @@ class Checkpoint:
             )
         return plain_to_f32(self.read_rows(name).reshape(-1), info.format).reshape(info.shape)
 
+    def check_unchanged(self) -> None:
+        """Raises ModelError unless every file is still what it was when it was opened, TierError where one is gone."""
+        for path, stamp in zip(self.files, self._stamps, strict=True):
+            if _stamp(path) != stamp:
+                raise ModelError(
+                    f"{path}: was changed while it was read; expected one file from beginning to end",
+                    "leave the file alone while hetero reads it, then run the same command again",
+                )
+
     def close(self) -> None:
         """Close the files; reading again opens them again."""
         with self._lock:
@@ -156,6 +171,15 @@ class Checkpoint:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int]:
+    """What changes when a file is written to or replaced. Raises TierError where it cannot be found out."""
+    try:
+        found = path.stat()
+    except OSError as e:
+        raise TierError(f"{path}: cannot be read: {e.strerror or e}", "check the disk") from None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def make_index(name: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelIndex:

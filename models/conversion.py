@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.numpy import save as save_safetensors
 
-from hetero.machine.types import ModelError, TierError, UsageError
+from hetero.machine.types import HeteroError, ModelError, TierError, UsageError
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.destination import Destination, check_removable, remove_store
 from hetero.models.extents import Extent, dense_extent, first_damaged, layer_extent, mtp_extent
@@ -163,9 +163,18 @@ class Conversion:
                     packed = self._write(unit, finisher, meter.tick)
                 self.results[unit.file] = packed
                 digests |= packed.digests
+        self._refuse_changed()
         manifest = self._manifest(fingerprint(digests))
         write_safely(tmp / MANIFEST, write_manifest(manifest))
         return manifest
+
+    def _refuse_changed(self) -> None:
+        """A source that was written to meanwhile: no file made of it can be trusted, so none is kept for a next run."""
+        try:
+            self.source.check_unchanged()
+        except HeteroError:
+            remove_store(self.target.tmp)
+            raise
 
     def _source_bytes(self) -> int:
         model = sum(info.n_bytes for info in self.source.index.tensors)

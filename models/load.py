@@ -112,6 +112,7 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress, n
     for slot in layout.layers:
         banks[slot.layer] = bank = _bank(slot, source.config, small, kernels, nodes)
         digests |= pack_layer(source, slot, kernels, MemorySink(bank.data), meter.tick).digests
+    source.check_unchanged()
     return Model(
         config=source.config,
         index=source.index,

@@ -136,7 +136,7 @@ def read_small(source: Checkpoint, infos: Sequence[TensorInfo], tick: Tick) -> t
     for info in infos:
         values = np.ascontiguousarray(source.read_f32(info.name))
         if not np.isfinite(values).all():
-            raise ModelError(f"{source.path}: tensor {info.name} holds NaN or infinite values", _HINT)
+            raise ModelError(f"{source.file_of(info.name)}: tensor {info.name} holds NaN or infinite values", _HINT)
         if info.name.endswith(".tid2eid"):
             _check_table(source, info.name, values)
         arrays[info.name] = values
@@ -150,8 +150,8 @@ def _check_table(source: Checkpoint, name: str, values: F32) -> None:
     moe = source.config.moe
     assert moe is not None
     if (values % 1).any() or not 0 <= values.min() <= values.max() < moe.n_experts:
-        found = f"{values.min():g} to {values.max():g}"
-        raise ModelError(f"{source.path}: tensor {name} has experts {found}; expected 0 to {moe.n_experts - 1}", _HINT)
+        found = f"has experts {values.min():g} to {values.max():g}; expected 0 to {moe.n_experts - 1}"
+        raise ModelError(f"{source.file_of(name)}: tensor {name} {found}", _HINT)
 
 
 def _digest(info: TensorInfo, slices: Sequence[bytes]) -> str:
@@ -175,7 +175,7 @@ def _pack_piece(source: Checkpoint, slot: MatrixSlot, kernels: Kernels, sink: Si
     stop = min(slot.n, start + slot.rows_per_piece)
     rows = source.read_rows(slot.name, start=start, stop=stop)
     stored, error, norm = source.info(slot.name).format, 0.0, 0.0
-    _check(kernels, stored, rows, slot.k, f"{source.path}: tensor {slot.name}", start)
+    _check(kernels, stored, rows, slot.k, f"{source.file_of(slot.name)}: tensor {slot.name}", start)
     hashed, size = digest(rows), rows.nbytes
     if slot.format != stored:
         rows, error, norm = _requantise(kernels, stored, slot.format, rows, slot.k)
@@ -205,7 +205,8 @@ def _pack_expert(
     for info, format in zip(infos, slot.formats, strict=True):
         rows = source.read_rows(info.name, expert=index)
         digests.append(digest(rows))
-        _check(kernels, info.format, rows, info.shape[-1], f"{source.path}: tensor {info.name} (expert {index})", 0)
+        where = f"{source.file_of(info.name, index)}: tensor {info.name} (expert {index})"
+        _check(kernels, info.format, rows, info.shape[-1], where, 0)
         if format != info.format:
             rows, part_error, part_norm = _requantise(kernels, info.format, format, rows, info.shape[-1])
             error += part_error
