@@ -11,7 +11,8 @@ from hetero.machine.types import ModelError
 from hetero.models.assemble import OTHER, Tensor, check, is_mtp, refuse_unused, whole
 from hetero.models.config import ModelConfig
 from hetero.models.families import Family
-from hetero.models.families.common import VISION, Expected, FusedExperts
+from hetero.models.families.common import VISION, Expected, FusedExperts, recorded_keys
+from hetero.models.families.ignored import unknown_keys
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.fused import fused_biases, fused_fp8, fused_mxfp4, fused_weights
 from hetero.models.hints import Hints
@@ -35,7 +36,10 @@ def assemble_hf(
     Raises ModelError as `assemble_gguf` does.
     """
     where = str(directory.path)
-    config = family.config_from_hf(directory.config, str(directory.path / "config.json"))
+    config_path = str(directory.path / "config.json")
+    with recorded_keys() as looked_up:
+        config = family.config_from_hf(directory.config, config_path)
+    unknown = unknown_keys(directory.config, looked_up, family.NAME)
     named, mtp = _renamed(family, directory, config)
     found, experts = _found(family, named, directory)
     expected = family.expected_tensors(config, found)
@@ -51,6 +55,9 @@ def assemble_hf(
             found[name] = _stack(name, experts[name], expected[name], directory)
     tensors = check(found, expected, directory.files, where)
     notes: tuple[str, ...] = ()
+    if unknown:
+        shown = ", ".join(map(repr, unknown[:8])) + (" ..." if len(unknown) > 8 else "")
+        notes += (f"{config_path}: {counted(len(unknown), 'key')} that this version does not know: {shown}",)
     if left := left_out(directory.tensors):
         notes += (f"{where}: this version reads text only and leaves out {left}",)
     if "lm_head.weight" not in tensors and not config.tie_word_embeddings:

@@ -39,6 +39,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     k.refuse_unless("hidden_act", "silu", "silu")
     k.refuse_unless("mlp_bias", False, False)
     k.refuse_unless("use_cla", False, False)
+    k.refuse_unless("use_mla", False, False)
     k.refuse_unless("use_qk_norm", True, True)
     k.refuse_unless("use_mixed_mlp_moe", True, True)
     k.refuse_unless("moe_layer_num_skipped", 0, 0)

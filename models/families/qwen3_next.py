@@ -41,6 +41,7 @@ def hybrid_from_hf(k: Keys, family: str) -> ModelConfig:
     """The part that Qwen3-Next and Qwen3.5 have in common, without experts."""
     k.refuse_unless("hidden_act", "silu", "silu")
     k.refuse_unless("attention_bias", False, False)
+    k.refuse_unless("use_sliding_window", False, False)
     defaults = {"head_dim": 256, "intermediate_size": 5632}
     k = Keys({**defaults, **{key: value for key, value in k.values.items() if value is not None}}, k.where)
     base = config_of_hf(k, family, context=32768, eps=1e-6, partial=0.25, kv_default=2)
