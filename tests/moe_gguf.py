@@ -32,6 +32,8 @@ ARCHS = {
     "BailingMoeForCausalLM": "bailingmoe",
     "BailingMoeV2ForCausalLM": "bailingmoe2",
     "Llama4ForCausalLM": "llama4",
+    "HYV3ForCausalLM": "hy_v3",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5-moe",
 }
 _TOP = {"model.embed_tokens": "token_embd", "model.word_embeddings": "token_embd", "model.norm": "output_norm"}
 _TOP["lm_head"] = "output"
@@ -47,7 +49,7 @@ _LAYER = (
     (r"shared_mlp\.output_linear", "ffn_down_shexp"),
     (r"(?:mlp|feed_forward)\.(gate|up|down)_proj", r"ffn_\1"),
 )
-_BIAS = re.compile(r"mlp\.(gate\.)?(e_score_correction_bias|expert_bias)")
+_BIAS = re.compile(r"mlp\.(gate\.)?(moe_statics\.)?(e_score_correction_bias|expert_bias)")
 _EXPERTS = re.compile(r"\w+\.experts\.(gate_up|down)_proj(_bias)?")
 _ONE = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
@@ -108,7 +110,7 @@ def _tensors(arch: str, c: Mapping[str, Any], state: Mapping[str, Any]) -> dict[
 
 def _layer(arch: str, c: Mapping[str, Any], rest: str, value: Floats) -> Iterator[tuple[str, Floats]]:
     if _BIAS.fullmatch(rest):
-        yield "exp_probs_b.bias", value
+        yield "exp_probs_b" if arch == "hy_v3" else "exp_probs_b.bias", value.reshape(-1)
     elif rest == "self_attn.sinks":
         yield "attn_sinks.weight", value
     elif experts := _EXPERTS.fullmatch(rest):
@@ -176,8 +178,8 @@ def _keys(arch: str, c: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base": float(theta),
         "rope.dimension_count": int(dim * partial),
         "vocab_size": c["vocab_size"],
-        "expert_count": c.get("num_experts") or c["num_local_experts"],
-        "expert_used_count": c.get("moe_topk") or c["num_experts_per_tok"],
+        "expert_count": c.get("num_experts") or c.get("moe_num_experts") or c["num_local_experts"],
+        "expert_used_count": c.get("moe_topk") or c.get("moe_k") or c["num_experts_per_tok"],
     }
     if rope.get("rope_type") == "yarn":
         out |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
@@ -213,6 +215,21 @@ _OWN_KEYS = {
         "expert_feed_forward_length": c["intermediate_size"],
         "expert_shared_feed_forward_length": c["intermediate_size"],
         "expert_shared_count": 1,
+    },
+    "hy_v3": lambda c: {
+        "leading_dense_block_count": c["mlp_layer_types"].count("dense"),
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["num_shared_experts"],
+        "expert_weights_norm": True,
+        "expert_weights_scale": c["router_scaling_factor"],
+        "expert_gating_func": 2,
+    },
+    "ernie4_5-moe": lambda c: {
+        "leading_dense_block_count": c["moe_layer_start_index"],
+        "interleave_moe_layer_step": c["moe_layer_interval"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_shared_count": c["moe_num_shared_experts"],
+        "expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["moe_num_shared_experts"],
     },
     "bailingmoe": _bailing,
     "bailingmoe2": lambda c: _bailing(c)

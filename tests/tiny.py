@@ -140,7 +140,7 @@ def _randomise(model: Any, seed: int) -> None:
 
     g = torch.Generator().manual_seed(seed)
     tied = model.config.tie_word_embeddings
-    zero_centred = model.config.model_type in ("qwen3_next", "qwen3_5_moe")
+    zero_centred = model.config.model_type in ("qwen3_next", "qwen3_5_moe", "qwen3_5")
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *model.named_buffers()]:
             x = torch.randn(p.shape, generator=g)

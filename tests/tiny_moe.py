@@ -62,6 +62,18 @@ MOE_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bailing_moe": ("BailingMoe", _BAILING | {"norm_head": True}),
     "bailing_moe_v2": ("BailingMoeV2", _BAILING | _BAILING_2),
+    "hy_v3": (
+        "HYV3",
+        COMMON
+        | {"num_experts": 8, "head_dim": 32, "intermediate_size": 96, "moe_intermediate_size": 32}
+        | {"num_shared_experts": 2, "router_scaling_factor": 1.7},
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        COMMON
+        | {"moe_num_experts": 8, "moe_k": 3, "intermediate_size": 96, "moe_intermediate_size": 32}
+        | {"moe_num_shared_experts": 2, "num_hidden_layers": 4, "moe_layer_interval": 1},
+    ),
     "llama4": ("Llama4", COMMON | _LLAMA4 | {"attention_chunk_size": 40, "rope_parameters": _SCOUT}),
     "llama4_maverick": ("Llama4", COMMON | _LLAMA4 | {"attention_chunk_size": None, "use_qk_norm": False}),
 }

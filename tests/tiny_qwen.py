@@ -51,4 +51,11 @@ QWEN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3_5Moe",
         {"text_config": _COMMON | _MOE | _HYBRID | {"rope_parameters": _ROPE_3_5}, "vision_config": _VISION},
     ),
+    "qwen3_5": (
+        "Qwen3_5",
+        {
+            "text_config": _COMMON | _HYBRID | {"intermediate_size": 96, "rope_parameters": _ROPE_3_5},
+            "vision_config": _VISION,
+        },
+    ),
 }

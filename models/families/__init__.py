@@ -14,17 +14,20 @@ from hetero.models.families import (
     deepseek,
     deepseek_v4,
     deepseek_v32,
+    ernie4_5_moe,
     glm4_moe,
     glm_moe_dsa,
     gpt_oss,
     granite_moe,
     hunyuan_moe,
+    hy_v3,
     llama,
     llama4,
     minimax_m2,
     mixtral,
     olmoe,
     qwen2_moe,
+    qwen3_5,
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
@@ -66,8 +69,8 @@ class Family(Protocol):
 
 _DENSE_AND_FIRST = (llama, qwen3_moe, deepseek, mixtral, olmoe, minimax_m2, glm4_moe, gpt_oss)
 _SPARSE = (deepseek_v32, glm_moe_dsa, deepseek_v4)
-_QWEN = (qwen_dense, qwen2_moe, qwen3_next, qwen3_5_moe)
-_LATER = (granite_moe, hunyuan_moe, bailing_moe, bailing_moe_v2, llama4)
+_QWEN = (qwen_dense, qwen2_moe, qwen3_next, qwen3_5_moe, qwen3_5)
+_LATER = (granite_moe, hunyuan_moe, bailing_moe, bailing_moe_v2, llama4, hy_v3, ernie4_5_moe)
 FAMILIES: dict[str, Family] = {f.NAME: f for f in (*_DENSE_AND_FIRST, *_SPARSE, *_QWEN, *_LATER)}
 
 

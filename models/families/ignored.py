@@ -51,6 +51,7 @@ OWN: dict[str, dict[str, str]] = {
     "deepseek": _WIDTHS | {r"n_group|topk_group": "greedy routing has no groups"},
     "deepseek_v32": _SPARSE,
     "deepseek_v4": {r"compress_rope_theta": "rope_parameters.compress says it"},
+    "ernie4_5_moe": _EXPERTS,
     "glm_moe_dsa": _SPARSE,
     "granite_moe": {r"sliding_window": "null in every model of the kind"},
     "gpt_oss": {r"initial_context_length": "rope_scaling says the same", r"experts_per_token": "another name"},
@@ -61,6 +62,7 @@ OWN: dict[str, dict[str, str]] = {
         r"(kv|q)_lora_rank|(qk_nope|qk_rope|v)_head_dim|attention_head_dim|n_group|topk_group": "latent attention",
         r"routed_scaling_factor|max_image_size|sep_token_id|enable_\w+_fp32\w*": "as published",
     },
+    "hy_v3": {r"enable_\w+_fp32\w*": "sums and heads are float32 in any case"},
     "llama": {r"sliding_window": "no window in this architecture"},
     "llama4": _WINDOW | {
         r"no_rope_layer_interval|moe_layers|for_llm_compressor|attn_scale": "other keys say it layer by layer",
@@ -75,7 +77,7 @@ OWN: dict[str, dict[str, str]] = {
         r"attn_output_gate|mamba_ssm_dtype|language_model_only": "as published",
     },
 }  # fmt: skip
-OWN |= dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen_dense"), _WINDOW) | {"qwen3_next": _HYBRID}
+OWN |= dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen_dense"), _WINDOW) | {"qwen3_next": _HYBRID, "qwen3_5": OWN["qwen3_5_moe"]}
 
 
 def unknown_keys(raw: Mapping[str, Any], looked_up: Collection[str], family: str) -> list[str]:

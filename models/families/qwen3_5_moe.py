@@ -40,7 +40,7 @@ def config_from_gguf(
 
     llama.cpp's converter stores value heads tiled, so that its products can broadcast the key heads.
     """
-    base = qwen3_next.hybrid_from_gguf(Keys(meta, where, "qwen35moe."), shapes, NAME)
+    base = qwen3_next.with_experts(Keys(meta, where, "qwen35moe."), shapes, NAME)
     assert base.delta is not None
     return replace(base, delta=replace(base.delta, tiled=True))
 

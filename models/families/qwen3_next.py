@@ -37,14 +37,14 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     return replace(base, moe=moe, delta=replace(base.delta, fused_qkvz=True, fused_ba=True))
 
 
-def hybrid_from_hf(k: Keys, family: str) -> ModelConfig:
-    """The part that Qwen3-Next and Qwen3.5 have in common, without experts."""
+def hybrid_from_hf(k: Keys, family: str, *, inter: int = 5632, kv_heads: int = 2) -> ModelConfig:
+    """The part that Qwen3-Next and Qwen3.5 have in common, without experts; the keywords are defaults."""
     k.refuse_unless("hidden_act", "silu", "silu")
     k.refuse_unless("attention_bias", False, False)
     k.refuse_unless("use_sliding_window", False, False)
-    defaults = {"head_dim": 256, "intermediate_size": 5632}
+    defaults = {"head_dim": 256, "intermediate_size": inter}
     k = Keys({**defaults, **{key: value for key, value in k.values.items() if value is not None}}, k.where)
-    base = config_of_hf(k, family, context=32768, eps=1e-6, partial=0.25, kv_default=2)
+    base = config_of_hf(k, family, context=32768, eps=1e-6, partial=0.25, kv_default=kv_heads)
     key_heads = k.integer("linear_num_key_heads", 16)
     delta = DeltaConfig(
         layers=_delta_layers(k, base.n_layers, "layer_types"),
@@ -82,7 +82,7 @@ def config_from_gguf(
     meta: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str = "GGUF"
 ) -> ModelConfig:
     """From GGUF metadata and the shapes of its tensors by canonical name. Raises ModelError."""
-    base = hybrid_from_gguf(Keys(meta, where, "qwen3next."), shapes, NAME)
+    base = with_experts(Keys(meta, where, "qwen3next."), shapes, NAME)
     delta = base.delta
     assert delta is not None
     first = f"model.layers.{delta.layers[0]}.linear_attn." if delta.layers else ""
@@ -90,8 +90,15 @@ def config_from_gguf(
     return replace(base, delta=replace(delta, fused_qkvz=fused, fused_ba=True))
 
 
+def with_experts(k: Keys, shapes: Mapping[str, tuple[int, ...]], family: str) -> ModelConfig:
+    """`hybrid_from_gguf` with routed experts and the shared one. Raises ModelError."""
+    base = hybrid_from_gguf(k, shapes, family)
+    return replace(base, moe=qwen2_moe.moe_from_gguf(k, shapes, base.n_layers, norm=True))
+
+
 def hybrid_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], family: str) -> ModelConfig:
-    """GGUF metadata of Qwen3-Next and Qwen3.5; norms are stored whole there, and value and key heads equally wide."""
+    """GGUF metadata of Qwen3-Next and Qwen3.5, without experts. Norms are stored whole there, value and key heads
+    equally wide."""
     base = config_of_gguf(k, shapes, family, partial=True)
     mtp = k.integer("nextn_predict_layers", 0, low=0, high=MAX_LAYERS)
     n_layers = base.n_layers - mtp
@@ -110,8 +117,7 @@ def hybrid_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], family: str
         value_dim=inner // value_heads,
         conv=k.integer("ssm.conv_kernel", low=2),
     )
-    moe = qwen2_moe.moe_from_gguf(k, shapes, n_layers, norm=True)
-    return replace(base, n_layers=n_layers, mtp_layers=mtp, qk_norm=True, delta=delta, moe=moe)
+    return replace(base, n_layers=n_layers, mtp_layers=mtp, qk_norm=True, delta=delta)
 
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-_QWEN35 = "Qwen3.5's layers without experts"
 _KDA = "Kimi delta attention"
 _DENSE = "this dense architecture"
 
 NEEDS_GGUF: dict[str, str] = {
     "deepseek": "the first DeepSeek-MoE's grouped-query attention",
     "glm4": _DENSE,
-    "qwen35": _QWEN35,
     "kimi-linear": _KDA,
     "kimi-k3": f"{_KDA}, attention residuals and latent experts",
     "glm5-next": f"{_KDA}, sparse attention over pooled keys and hyper-connections",
     "qwen4exp": "block-sparse attention, hyper-connections and n-gram tables",
     "minimax-m3": "block-sparse attention",
     "bailingmoe3": f"{_KDA} and latent attention",
-    "hy_v3": "Hy3's router and layer order",
     "hy_v4": "Hy4's layers",
     "granitehybrid": "state-space layers (Mamba-2)",
-    "ernie4_5-moe": "the ERNIE 4.5 family's router",
     "mimo2": "MiMo-V2's windows with sinks and heads of two widths",
     "dots1": "the dots.llm1 family",
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4", "phi2", "phi3", "mistral3"), _DENSE),
@@ -33,7 +29,6 @@ NEEDS_GGUF: dict[str, str] = {
 
 NEEDS_HF: dict[str, str] = {
     "DeepseekForCausalLM": NEEDS_GGUF["deepseek"],
-    **dict.fromkeys(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN35),
     "KimiLinearForCausalLM": NEEDS_GGUF["kimi-linear"],
     "KimiK3ForConditionalGeneration": NEEDS_GGUF["kimi-k3"],
     "DeepseekV41ForCausalLM": "DeepSeek-V4's layers, shared compressors and n-gram tables",
@@ -42,13 +37,11 @@ NEEDS_HF: dict[str, str] = {
     "MiniMaxM3SparseForConditionalGeneration": NEEDS_GGUF["minimax-m3"],
     "BailingMoeV2_5ForCausalLM": "Lightning attention and latent attention",
     "BailingMoeV3ForCausalLM": NEEDS_GGUF["bailingmoe3"],
-    "HYV3ForCausalLM": NEEDS_GGUF["hy_v3"],
     "HYV4ForCausalLM": NEEDS_GGUF["hy_v4"],
     "GraniteMoeHybridForCausalLM": NEEDS_GGUF["granitehybrid"],
     "Dots1ForCausalLM": NEEDS_GGUF["dots1"],
     "LongcatFlashForCausalLM": "LongCat's layers of two attentions and experts that do nothing",
     "MiMoV2FlashForCausalLM": NEEDS_GGUF["mimo2"],
-    "Ernie4_5_MoeForCausalLM": NEEDS_GGUF["ernie4_5-moe"],
     **{
         f"{name}ForCausalLM": _DENSE
         for name in ("Mistral", "Gemma2", "Gemma3", "Phi3", "Falcon", "GPT2", "SmolLM3", "Olmo2")

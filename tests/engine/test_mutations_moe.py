@@ -72,6 +72,16 @@ MUTATIONS: dict[str, dict[str, Mutation]] = {
     | {"correction bias": NO_BIAS, "groups": part("moe", n_group=1), "scaling": part("moe", scaling=1.0)}
     | {"group score": part("moe", group_score="max"), "renormalisation": NO_RENORM, "shared expert": NO_SHARED}
     | {"partial rope": part("rope", dim=16)},
+    "hy_v3": NORMS
+    | {"correction bias": NO_BIAS, "scaling": part("moe", scaling=1.0), "renormalisation": NO_RENORM}
+    | {"sigmoid": part("moe", scoring="softmax"), "shared experts": NO_SHARED},
+    "ernie4_5_moe": {
+        "correction bias": NO_BIAS,
+        "renormalisation": NO_RENORM,
+        "softmax": part("moe", scoring="sigmoid"),
+        "shared experts": NO_SHARED,
+        "pairs": part("rope", interleaved=False),
+    },
     "llama4": LLAMA4
     | {"chunk": part("chunked", chunk=0), "width of the chunk": part("chunked", chunk=41)}
     | {"q/k norm": config(qk_norm=False), "rope scaling": part("rope", kind="default")},

@@ -171,6 +171,7 @@ MUTATIONS: dict[str, dict[str, Mutation]] = {
     "qwen3": NORMS,
     "qwen2_moe": BIASES | SHARED | {"no renormalisation": part("moe", norm_topk=True)},
     "qwen3_next": HYBRID,
+    "qwen3_5": {name: HYBRID[name] for name in ("decay", "rate", "key head of a value head", *NORMS)},
     "qwen3_5_moe": {name: HYBRID[name] for name in ("decay", "rate", "key head of a value head", *SHARED, *NORMS)},
 }
 
