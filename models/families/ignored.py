@@ -77,7 +77,8 @@ OWN: dict[str, dict[str, str]] = {
         r"attn_output_gate|mamba_ssm_dtype|language_model_only": "as published",
     },
 }  # fmt: skip
-OWN |= dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen_dense"), _WINDOW) | {"qwen3_next": _HYBRID, "qwen3_5": OWN["qwen3_5_moe"]}
+OWN |= dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen_dense"), _WINDOW)
+OWN |= {"qwen3_next": _HYBRID, "qwen3_5": OWN["qwen3_5_moe"]}
 
 
 def unknown_keys(raw: Mapping[str, Any], looked_up: Collection[str], family: str) -> list[str]:
