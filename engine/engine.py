@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +11,16 @@ import numpy.typing as npt
 import torch
 
 from hetero.engine.attention import Attention, NativeAttention, TorchAttention
-from hetero.engine.batch import Batch, make_batch
 from hetero.engine.events import Event, Prefill
 from hetero.engine.kvcache import KVCache
 from hetero.engine.memory import held_bytes
-from hetero.engine.ops import Ops, Runtime
+from hetero.engine.ops import Runtime
 from hetero.engine.owners import DenseOwner, NativeOwner, TorchOwner
 from hetero.engine.request import Request
 from hetero.engine.sampling import Sampler, Sampling
 from hetero.engine.schedule import Schedule
-from hetero.engine.timing import Stopwatch, TimedOps
+from hetero.engine.steps import Steps
+from hetero.engine.timing import Stopwatch
 from hetero.machine.plan import plan as make_plan
 from hetero.machine.probe import probe
 from hetero.machine.types import Plan, PlanRequest, UsageError
@@ -52,10 +51,9 @@ class Engine:
         attention: Attention = TorchAttention(self._kv)
         if owner.device.type == "cpu":
             attention = NativeAttention(self._kv, model.kernels, self._pool)
-        self._runtime = Runtime(model, owner, self._pool, attention, self._kv)
-        self._forward = FAMILIES[model.config.family].forward
+        self._runtime = runtime = Runtime(model, owner, self._pool, attention, self._kv)
+        self._steps = Steps(model.config, FAMILIES[model.config.family].forward, runtime, self._pool, plan.context)
         self._schedule = Schedule(self._kv, plan.prefill_chunk)
-        self._make_ops: Callable[[Runtime, Batch], Ops] = Ops
 
     @classmethod
     def load(
@@ -114,15 +112,9 @@ class Engine:
         next(events)  # begun, so that it gives its place back also when it is dropped before it is read
         return events
 
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[Stopwatch]:
+    def timed(self) -> contextlib.AbstractContextManager[Stopwatch]:
         """While it lasts, steps are timed by stage; only where the dense parts are on the CPU."""
-        watch = Stopwatch()
-        self._make_ops = partial(TimedOps, watch)
-        try:
-            yield watch
-        finally:
-            self._make_ops = Ops
+        return self._steps.timed()
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes that are held for each of the plan's parts that can be counted, by the ledger's names."""
@@ -171,8 +163,7 @@ class Engine:
             assert request.sequence is not None
             self._kv.prepare(request.sequence, len(tokens))
             parts.append((request.sequence, tokens, request.wanted_rows(len(tokens))))
-        batch = make_batch(parts, self._runtime.owner.device)
-        logits = self._forward(self.model.config, batch, self._make_ops(self._runtime, batch))
+        logits = self._steps.logits(parts)
         for sequence, tokens, _ in parts:
             self._kv.extend(sequence, tokens)
         return logits

@@ -44,6 +44,7 @@ class Runtime:
 
     def __init__(self, model: Model, owner: DenseOwner, pool: Pool, attention: Attention, kv: KVCache) -> None:
         self.config: ModelConfig = model.config
+        self.kernels = model.kernels
         self.owner = owner
         self.attention, self.kv, self.states, self.indexers = attention, kv, kv.states, Indexers(kv)
         self.experts = Experts(model, pool)
@@ -51,6 +52,11 @@ class Runtime:
         self.rotation_scale = rotation_scale(model.config.rope)
         self._latent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._column_norms: dict[str, torch.Tensor] = {}
+
+    @property
+    def repeats(self) -> bool:
+        """Whether steps are made of native calls, which can be made again."""
+        return self.attention.turns
 
     def to_latent(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """MLA: q_nope [T, H, nope] into the latent space, [T, H, r]."""
@@ -85,9 +91,17 @@ class Ops:
 
     def __init__(self, runtime: Runtime, batch: Batch) -> None:
         self._runtime, self._batch = runtime, batch
+        self.repeatable = True
+        """Whether the same calls serve any position: False once a step has asked for what differs between them."""
         turns = batch.positions.float()[:, None] * runtime.inverse
         scale = runtime.rotation_scale
         self._angles = Angles(turns.cos() * scale, turns.sin() * scale, runtime.config.rope.interleaved)
+
+    def move(self, position: int) -> None:
+        """Let the one token of the batch be at `position`, for what reads the angles where they lie."""
+        turns, scale = self._runtime.inverse * position, self._runtime.rotation_scale
+        torch.cos(turns[None], out=self._angles.cos).mul_(scale)
+        torch.sin(turns[None], out=self._angles.sin).mul_(scale)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """float32 [T, hidden]."""
@@ -116,6 +130,23 @@ class Ops:
     def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, k] for a product with the matrix `name`.weight whose columns have been made unit vectors."""
         return x / (self._runtime.column_norms(name) + 1e-7)
+
+    def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """h + x, both float32 [T, n]; `h` may be used up."""
+        return self._runtime.owner.add(h, x)
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up, both float32 [T, n]; `gate` may be used up."""
+        return self._runtime.owner.gated(gate, up)
+
+    def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a [..., n] and b [..., m] side by side: [..., n + m]."""
+        return self._runtime.owner.join(a, b)
+
+    def sampled(self, h: torch.Tensor) -> torch.Tensor:
+        """The rows of h [T, n] whose logits are wanted."""
+        rows = self._batch.sample_rows
+        return h if len(rows) == len(h) else h[rows]
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         """Several matrices on the same x, in one pass over it."""
@@ -202,6 +233,7 @@ class Ops:
     def recurrent(self, layer: int, step: Recurrence, inputs: list[torch.Tensor]) -> torch.Tensor:
         """`step(states, inputs)` on the rows of each request in turn; `states` are the layer's by name, float32, to be
         changed in place. The outputs' rows follow each other as those of `inputs` [T, ...] do."""
+        self.repeatable = False
         states, outs = self._runtime.states, []
         for span in self._batch.spans:
             sequence = span.sequence
@@ -227,10 +259,12 @@ class Ops:
     @property
     def longest(self) -> int:
         """Positions of the batch's longest request after this step."""
+        self.repeatable = False
         return max(span.length for span in self._batch.spans)
 
     def index(self, layer: int, keys: torch.Tensor) -> None:
         """Append an indexer's turned keys [T, d] to the cache; before `choose`."""
+        self.repeatable = False
         for span in self._batch.spans:
             self._runtime.indexers.append(layer, span, keys[span.start : span.stop])
 
@@ -254,7 +288,7 @@ class Ops:
         q·k = (W_k^T q_nope)·c + q_rope·k_rope, so keys are never expanded (DeepSeek-V2, arXiv 2405.04434, 2.1.2).
         `select` limits what each request's tokens see.
         """
-        q = torch.cat([self._runtime.to_latent(layer, q_nope), q_rope], dim=-1)
+        q = self.join(self._runtime.to_latent(layer, q_nope), q_rope)
         rank, attention = q.shape[2] - q_rope.shape[2], self._runtime.attention
         choices = {span.start: part for span, part in zip(self._batch.spans, select or (), strict=bool(select))}
 

@@ -13,6 +13,7 @@ from hetero.models.load import Model
 from hetero.models.rope import rotate
 from hetero.models.router import route
 from hetero.native import Kernels, PackedMatrix, Pool, allocate, packed_bytes
+from hetero.native import prepared as native
 from hetero.native.prepared import PreparedLinear, PreparedNorm, PreparedRouter, linear_heads
 
 
@@ -39,6 +40,15 @@ class DenseOwner(Protocol):
     def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
         """x float32 [T, H, k], head by head times the matrix `name`.weight [H, n, k]: [T, H, n]; None without it."""
 
+    def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """h + x of float32 [T, n]; `h` may be used up."""
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of float32 [T, n]; `gate` may be used up."""
+
+    def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a [..., n] and b [..., m] side by side."""
+
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMS norm of x [..., d] over its last axis by weight [d]."""
 
@@ -59,6 +69,8 @@ class DenseOwner(Protocol):
 
 
 EMBEDDING = "model.embed_tokens.weight"
+_FEW = 1 << 16
+"""Values that are moved by a native call, which a step's recording can hold; torch moves more with all threads."""
 _NORM_ROWS = 4096
 """Rows that are unpacked at a time for the norms of columns."""
 
@@ -115,10 +127,44 @@ class NativeOwner:
         if matrix is None:
             return None
         tokens, heads, _ = x.shape
-        by_head = x.transpose(0, 1).contiguous()
+        by_head = self._whole(x.transpose(0, 1))
         out = torch.empty(heads, tokens, matrix.n // heads)
         linear_heads(self._kernels, self._pool, matrix, heads, tokens, by_head.data_ptr(), out.data_ptr())
         return out.transpose(0, 1)
+
+    def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        h, x = h.contiguous(), x.contiguous()
+        native.add(self._kernels, self._pool, h.numel(), h.data_ptr(), x.data_ptr(), h.data_ptr())
+        return h
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        native.gate(self._kernels, self._pool, gate.numel(), gate.data_ptr(), up.data_ptr(), gate.data_ptr())
+        return gate
+
+    def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.numel() + b.numel() > _FEW:
+            return torch.cat([a, b], dim=-1)
+        out = torch.empty(*a.shape[:-1], a.shape[-1] + b.shape[-1])
+        self._copy(a, out[..., : a.shape[-1]])
+        self._copy(b, out[..., a.shape[-1] :])
+        return out
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, m, width] without gaps between its rows."""
+        if x.is_contiguous() or x.numel() > _FEW:
+            return x.contiguous()
+        out = torch.empty(x.shape)
+        self._copy(x, out)
+        return out
+
+    def _copy(self, source: torch.Tensor, to: torch.Tensor) -> None:
+        """Between tensors [n, width] or [n, m, width] whose last axis has no gaps."""
+        source, to = (x if x.ndim == 3 else x[:, None] for x in (source, to))
+        n, m, width = source.shape
+        assert source.stride(2) == to.stride(2) == 1 or width == 1
+        strides = ((source.stride(0), source.stride(1)), (to.stride(0), to.stride(1)))
+        native.copy(self._kernels, (n, m, width), source.data_ptr(), strides[0], to.data_ptr(), strides[1])
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         x = x.contiguous()
@@ -131,7 +177,7 @@ class NativeOwner:
     def rotate(self, x: torch.Tensor, angles: Angles, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
         tokens, heads, d = x.shape
         if x.stride(2) != 1 or x.stride(1) != d:
-            x = x.contiguous()
+            x = self._whole(x)
         address = 0 if weight is None else weight.data_ptr()
         prepared = self._prepared_norm(heads, d, address, eps, angles.cos.shape[1], angles.interleaved)
         out = torch.empty(tokens, heads, d)
@@ -223,6 +269,15 @@ class TorchOwner:
         if weight is None:
             return None
         return torch.einsum("thk,hnk->thn", x.to(self._dtype), weight.view(x.shape[1], -1, x.shape[2])).float()
+
+    def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return h + x
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return F.silu(gate).mul_(up)
+
+    def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.cat([a, b], dim=-1)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)

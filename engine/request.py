@@ -61,12 +61,15 @@ class Request:
         return [n_tokens - 1] if done >= len(self.ids) else []
 
     def accept(self, logits: Floats) -> None:
-        """Take the logits [wanted rows, vocab] of a step that is now in the cache; emit what follows from them."""
+        """Take the logits [wanted rows, vocab] of a step that is now in the cache; emit what follows from them.
+
+        They may be overwritten afterwards.
+        """
         assert self.sequence is not None
         if not self.new:
             self.events.append(Prefill(self.sequence.length, len(self.ids), self.cached))
         if self.collect:
-            self.rows.append(logits)
+            self.rows.append(logits.copy())
             self.finished = self.sequence.length == len(self.ids)
         elif len(logits):
             self._take_token(self.sampler.choose(logits[-1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +22,8 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.stage: str | None = None
+        """The stage that is being timed."""
 
     def clear(self) -> None:
         """Start again."""
@@ -29,10 +31,17 @@ class Stopwatch:
 
     def time(self, stage: str, work: Callable[[], Result]) -> Result:
         """The result of `work`, whose time is added to `stage`."""
-        began = time.perf_counter()
+        self.stage, began = stage, time.perf_counter()
         result = work()
         self.seconds[stage] += time.perf_counter() - began
+        self.stage = None
         return result
+
+    def add(self, stages: Sequence[str | None], seconds: Sequence[float]) -> None:
+        """Count times of stages that were taken elsewhere; None is no stage."""
+        for stage, taken in zip(stages, seconds, strict=True):
+            if stage is not None:
+                self.seconds[stage] += taken
 
 
 class TimedOps(Ops):
@@ -53,6 +62,9 @@ class TimedOps(Ops):
 
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         return self._watch.time(stage_of(names[0]), lambda: super(TimedOps, self).linears(names, x))
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return self._watch.time("dense mlp", lambda: super(TimedOps, self).gated(gate, up))
 
     def rotate(self, x: torch.Tensor, interleaved: bool | None = None) -> torch.Tensor:
         return self._watch.time("attention", lambda: super(TimedOps, self).rotate(x, interleaved))

@@ -50,8 +50,6 @@ class Batch(Protocol):
     def token_ids(self) -> torch.Tensor: ...
     @property
     def positions(self) -> torch.Tensor: ...
-    @property
-    def sample_rows(self) -> torch.Tensor: ...
 
 
 class Ops(Protocol):
@@ -60,6 +58,10 @@ class Ops(Protocol):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor: ...
     def small(self, name: str) -> torch.Tensor | None: ...
     def norm(self, name: str, x: torch.Tensor, eps: float | None = None) -> torch.Tensor: ...
+    def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor: ...
+    def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor: ...
+    def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor: ...
+    def sampled(self, h: torch.Tensor) -> torch.Tensor: ...
     def linear(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]: ...
     def heads(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
@@ -145,12 +147,10 @@ def wide_norm_attention(config: ModelConfig, layer: int, x: torch.Tensor, ops: O
 
 def dense_mlp(prefix: str, x: torch.Tensor, ops: Ops, limit: float | None = None) -> torch.Tensor:
     """silu(gate x) * (up x), then down: a dense layer's MLP or the shared experts. `limit` clamps both factors."""
-    import torch.nn.functional as F
-
     gate, up = ops.linears([prefix + "gate_proj", prefix + "up_proj"], x)
     if limit is not None:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ops.linear(prefix + "down_proj", F.silu(gate).mul_(up))
+    return ops.linear(prefix + "down_proj", ops.gated(gate, up))
 
 
 def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> torch.Tensor:
@@ -166,7 +166,7 @@ def feed_forward(config: ModelConfig, layer: int, x: torch.Tensor, ops: Ops) -> 
         shared = dense_mlp(prefix + "shared_experts.", x, ops)
         if config.moe.shared_gate:
             shared *= ops.linear(prefix + "shared_expert_gate", x).sigmoid()
-        out += shared
+        out = ops.add(out, shared)
     return out
 
 
@@ -185,11 +185,11 @@ def decoder(config: ModelConfig, batch: Batch, ops: Ops, attention: Attention) -
     for layer in range(config.n_layers):
         prefix = f"model.layers.{layer}."
         x = attention(config, layer, ops.norm(prefix + "input_layernorm.weight", h), ops)
-        h = h + _times(x, factors.residual)
+        h = ops.add(h, _times(x, factors.residual))
         if layer == config.n_layers - 1:
-            h = h[batch.sample_rows]  # past the last attention only sampled rows matter
+            h = ops.sampled(h)  # past the last attention only sampled rows matter
         x = feed_forward(config, layer, ops.norm(prefix + "post_attention_layernorm.weight", h), ops)
-        h = h + _times(x, factors.residual)
+        h = ops.add(h, _times(x, factors.residual))
     h = ops.norm("model.norm.weight", h)
     if config.norm_head:
         h = ops.by_column_norms("lm_head", h)

@@ -85,6 +85,8 @@ void hetero_cpu_read(hetero_cpu *cpu);
 int hetero_pool_create(const int32_t *cpus, const int32_t *nodes, int32_t n, hetero_pool **pool, char *message,
                        size_t message_bytes);
 void hetero_pool_destroy(hetero_pool *pool);
+/* From now on one kernel per format, whatever the number of tokens, as with HETERO_DETERMINISTIC=1 for every pool. */
+void hetero_pool_pin_kernels(hetero_pool *pool);
 
 /* Raw rows (ggml's layout of the format, row after row) to tiles and back; both without loss. */
 int hetero_pack(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, uint8_t *tiles,
@@ -214,6 +216,36 @@ typedef struct {
 int hetero_route(hetero_pool *pool, const hetero_router *router, const float *logits, size_t logits_bytes,
                  int64_t n_tokens, int32_t *ids, size_t ids_bytes, float *weights, size_t weights_bytes, char *message,
                  size_t message_bytes);
+
+/* out = a + b; out = activation(gate, up), as an expert joins them; `count` values each, of `bytes` bytes. out may be a. */
+int hetero_add(hetero_pool *pool, const float *a, const float *b, float *out, size_t bytes, int64_t count, char *message,
+               size_t message_bytes);
+int hetero_gate(hetero_pool *pool, int32_t activation, const float *gate, const float *up, float *out, size_t bytes,
+                int64_t count, char *message, size_t message_bytes);
+/* n times m rows of `width` floats, from_n and from_m (to_n and to_m) floats apart. */
+typedef struct {
+    const float *from;
+    float *to;
+    size_t from_bytes, to_bytes;
+    int64_t n, m, width, from_n, from_m, to_n, to_m;
+} hetero_copy_args;
+int hetero_copy(const hetero_copy_args *args, char *message, size_t message_bytes);
+
+/* Calls of the functions above that are made one after another until one fails. `arguments` are those of the function
+ * between its pool (where it has one) and its message: integers, and addresses whose memory must still be what it was. seconds
+ * [n_calls] (null: not asked for) grow by what each call took. */
+enum {
+    HETERO_CALL_LINEAR, HETERO_CALL_LINEAR_HEADS, HETERO_CALL_NORM_ROPE, HETERO_CALL_ATTENTION,
+    HETERO_CALL_ATTENTION_STEP, HETERO_CALL_KV_APPEND, HETERO_CALL_ROUTE, HETERO_CALL_MOE, HETERO_CALL_GATHER_ROWS,
+    HETERO_CALL_ADD, HETERO_CALL_GATE, HETERO_CALL_COPY, HETERO_CALLS
+};
+enum { HETERO_CALL_ARGUMENTS = 12 };
+typedef struct {
+    int32_t function;
+    uint64_t arguments[12];
+} hetero_call;
+int hetero_replay(hetero_pool *pool, const hetero_call *calls, int64_t n_calls, double *seconds, size_t seconds_bytes,
+                  char *message, size_t message_bytes);
 
 /* Measurements for estimates. fill writes `data`, each worker its own share, so that pages lie where workers do. read
  * reads pieces of piece_bytes (a multiple of 128) at `offsets`, in that order, shared out among the workers. compute

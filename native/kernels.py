@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from hetero.native.library import MESSAGE_BYTES, ffi, open_library
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Listener = Callable[[str, tuple[Any, ...]], None]
 
 
 def _array(name: str, array: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...] | None = None) -> npt.NDArray[Any]:
@@ -131,6 +133,7 @@ class Kernels:
             raise HardwareError(f"the {tier} kernels do not load: {error}", "run pip install again") from error
         self.tier = tier
         self._local = threading.local()  # the lock of Python is free during a call, so each thread has its message
+        self._listener: Listener | None = None
 
     def call(self, function: str, *arguments: Any) -> None:
         """Call a C function that ends in (message, message_bytes) and raise what its code says."""
@@ -140,11 +143,26 @@ class Kernels:
             message = self._local.message = ffi.new("char[]", MESSAGE_BYTES)
         code = getattr(self._library, function)(*arguments, message, MESSAGE_BYTES)
         if code == 0:
+            if self._listener is not None:
+                self._listener(function, arguments)
             return
         text = ffi.string(message).decode("ascii", "replace")
         if code == self._library.HETERO_BAD_ARGUMENT:
             raise ValueError(text)
         raise HardwareError(text, "close other programs, or choose a smaller model or context")
+
+    @contextlib.contextmanager
+    def heard_by(self, listener: Listener) -> Iterator[None]:
+        """While it lasts, `listener` is told of every call that has been made, and of its arguments."""
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
+
+    def call_code(self, function: str) -> int | None:
+        """The number that stands for a function in a list of calls; None: it cannot be in one."""
+        return getattr(self._library, f"HETERO_CALL_{function.removeprefix('hetero_').upper()}", None)
 
     def pack(self, fmt: str, rows: Bytes, n: int, k: int, out: Bytes | None = None) -> Bytes:
         """Raw rows, uint8 [n, row_bytes] (or flat), to tiles, uint8 [packed_bytes]; into `out` where given."""
@@ -309,9 +327,11 @@ class Kernels:
         self.call("hetero_bank_place", bank.native, list(nodes), len(nodes), placed)
         return int(placed[0])
 
-    def _create_pool(self, cpus: Sequence[int], nodes: Sequence[int]) -> Any:
+    def _create_pool(self, cpus: Sequence[int], nodes: Sequence[int], pinned: bool) -> Any:
         handle = ffi.new("hetero_pool **")
         self.call("hetero_pool_create", list(cpus), list(nodes), len(cpus), handle)
+        if pinned:
+            self._library.hetero_pool_pin_kernels(handle[0])
         return ffi.gc(handle[0], self._library.hetero_pool_destroy)
 
 
@@ -319,14 +339,17 @@ class Pool:
     """Persistent threads for one tier's kernels: the caller is worker 0, worker i is bound to cpus[i].
 
     `nodes[i]` is the memory node of cpus[i], counted from 0 (empty: one node): each owns a part of every expert's rows.
-    Use it with the Kernels it was made for. Asleep when idle; `close` ends the threads.
+    With `deterministic` a format has one kernel, whatever the number of tokens, as with HETERO_DETERMINISTIC=1. Use it
+    with the Kernels it was made for. Asleep when idle; `close` ends the threads.
     """
 
-    def __init__(self, cpus: Sequence[int], kernels: Kernels, nodes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, cpus: Sequence[int], kernels: Kernels, nodes: Sequence[int] = (), deterministic: bool = False
+    ) -> None:
         self.cpus = tuple(cpus)
         if nodes and len(nodes) != len(cpus):
             raise ValueError(f"{len(nodes)} nodes for {len(cpus)} CPUs")
-        self._handle: Any = kernels._create_pool(self.cpus, nodes or [0] * len(self.cpus))
+        self._handle: Any = kernels._create_pool(self.cpus, nodes or [0] * len(self.cpus), deterministic)
 
     @property
     def threads(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hetero.native.kernels import ExpertBank, Kernels, PackedMatrix, Pool
+from hetero.native.kernels import ACTIVATIONS, ExpertBank, Kernels, PackedMatrix, Pool
 from hetero.native.library import ffi
 
 _FLOATS, _INTS = ffi.typeof("float *"), ffi.typeof("int32_t *")
@@ -156,3 +156,31 @@ def linear_heads(kernels: Kernels, pool: Pool, matrix: PackedMatrix, heads: int,
         ffi.cast(_FLOATS, out),
         tokens * matrix.n * 4,
     )
+
+
+def add(kernels: Kernels, pool: Pool, count: int, a: int, b: int, out: int) -> None:
+    """out = a + b, `count` values each; out may be a."""
+    parts = (ffi.cast(_FLOATS, part) for part in (a, b, out))
+    kernels.call("hetero_add", pool.native, *parts, 4 * count, count)
+
+
+def gate(kernels: Kernels, pool: Pool, count: int, gate: int, up: int, out: int) -> None:
+    """out = silu(gate) * up, `count` values each; out may be one of them."""
+    parts = (ffi.cast(_FLOATS, part) for part in (gate, up, out))
+    kernels.call("hetero_gate", pool.native, ACTIVATIONS.index("silu"), *parts, 4 * count, count)
+
+
+Strides = tuple[int, int]
+
+
+def copy(kernels: Kernels, shape: tuple[int, int, int], source: int, strides: Strides, out: int, to: Strides) -> None:
+    """Rows [n, m] of `width` values from one place to another; strides are in values."""
+    args = ffi.new("hetero_copy_args *")
+    args.n, args.m, args.width = n, m, width = shape
+    (args.from_n, args.from_m), (args.to_n, args.to_m) = strides, to
+    setattr(args, "from", ffi.cast(_FLOATS, source))
+    args.to = ffi.cast(_FLOATS, out)
+    args.from_bytes, args.to_bytes = (
+        4 * ((n - 1) * first + (m - 1) * second + width) for first, second in (strides, to)
+    )
+    kernels.call("hetero_copy", args)

@@ -233,15 +233,13 @@ def _choose(indexer: IndexerConfig, layer: int, x: torch.Tensor, low: torch.Tens
 def _attend(
     config: ModelConfig, layer: int, q: torch.Tensor, joint: torch.Tensor, ops: Ops, select: Selection | None
 ) -> torch.Tensor:
-    import torch
-
     mla = config.mla
     assert mla is not None
     prefix = f"model.layers.{layer}.self_attn."
     q = q.view(-1, config.n_heads, mla.nope_dim + mla.rope_dim)
     latent, key = joint[:, : mla.kv_lora_rank], joint[:, mla.kv_lora_rank :]
     latent = ops.norm(prefix + "kv_a_layernorm.weight", latent, mla.latent_norm_eps)
-    stored = torch.cat([latent, ops.rotate(key[:, None])[:, 0]], dim=-1)
+    stored = ops.join(latent, ops.rotate(key[:, None])[:, 0])
     scale = (mla.nope_dim + mla.rope_dim) ** -0.5 * softmax_mscale(config.rope)
     q_nope, q_rope = q[..., : mla.nope_dim], ops.rotate(q[..., mla.nope_dim :])
     out = ops.latent_attention(layer, q_nope, q_rope, stored, scale, select)

@@ -77,6 +77,10 @@ void hetero_pool_destroy(hetero_pool *pool) {
     if (pool) pool_destroy(pool);
 }
 
+void hetero_pool_pin_kernels(hetero_pool *pool) {
+    if (pool) pool->deterministic = true;
+}
+
 int hetero_pack(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, uint8_t *tiles,
                 size_t tiles_bytes, char *text, size_t text_bytes) {
     const Message message = {text, text_bytes};

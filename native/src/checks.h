@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kMaxRows = int64_t(1) << 31, kMaxInputs = int64_t(1) << 24;
 constexpr int64_t kMaxExperts = 65536, kMaxStride = int64_t(1) << 46, kMaxTopK = 4096;
 constexpr int32_t kMaxMatrices = 65536;
+constexpr int64_t kMaxReach = int64_t(1) << 40;  // floats of one array
 
 inline int check_shape(int format, int64_t n, int64_t k, Message message) {
     if (format < 0 || format >= HETERO_FORMATS) return message.fail(HETERO_BAD_ARGUMENT, "unknown format %d", format);

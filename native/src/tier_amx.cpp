@@ -19,6 +19,7 @@ const TileTable kTileKernels = tile_table();
 #include "api.h"
 #include "attention.h"
 #include "measure.h"
+#include "replay.h"
 #include "route.h"
 
 // Linux grants tiles to a process that asks, once for all of its threads; loading this library asks.

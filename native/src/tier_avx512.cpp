@@ -15,4 +15,5 @@ const TileTable kTileKernels = tile_table();
 #include "api.h"
 #include "attention.h"
 #include "measure.h"
+#include "replay.h"
 #include "route.h"
