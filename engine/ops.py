@@ -144,7 +144,7 @@ class Ops:
         return self._runtime.owner.join(a, b)
 
     def sampled(self, h: torch.Tensor) -> torch.Tensor:
-        """The rows of h [T, n] whose logits are wanted."""
+        """The rows of h [T, ...] whose logits are wanted."""
         rows = self._batch.sample_rows
         return h if len(rows) == len(h) else h[rows]
 
@@ -246,6 +246,7 @@ class Ops:
     def keeping(self, layer: int, step: Passage, inputs: list[torch.Tensor]) -> torch.Tensor:
         """`step(kept, inputs)` on the rows of each request in turn, as `recurrent` does, with the paged entries of the
         layer besides its states."""
+        self.repeatable = False
         kv, states, outs = self._runtime.kv, self._runtime.states, []
         for span in self._batch.spans:
             sequence = span.sequence

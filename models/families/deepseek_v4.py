@@ -357,7 +357,7 @@ def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:
         x, spread, mix = narrow(config, prefix + "attn_hc.", streams, ops)
         streams = widen(streams, attention(layer, ops.norm(prefix + "input_layernorm.weight", x)), spread, mix)
         if layer == config.n_layers - 1:  # past the last attention only sampled rows matter
-            streams, ids = streams[batch.sample_rows], ids[batch.sample_rows]
+            streams, ids = ops.sampled(streams), ops.sampled(ids)
         x, spread, mix = narrow(config, prefix + "ffn_hc.", streams, ops)
         x = _experts(config, layer, ops.norm(prefix + "post_attention_layernorm.weight", x), ids, ops)
         streams = widen(streams, x, spread, mix)
