@@ -68,7 +68,8 @@ def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
     method = quantization.get("quant_method")
     hints = Hints.of(raw)
     if method == "fp8":
-        return Formats("FP8_E4M3", "FP8_E4M3", plain)
+        fp4 = raw.get("expert_dtype", quantization.get("expert_dtype")) == "fp4"
+        return Formats("MXFP4" if fp4 else "FP8_E4M3", "FP8_E4M3", plain)
     if method == "mxfp4":
         return Formats("MXFP4", plain, plain)
     if method == "compressed-tensors" and hints.bits == 4:

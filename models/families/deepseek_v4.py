@@ -143,9 +143,9 @@ def _layers_of_hf(k: Keys, n_layers: int) -> tuple[list[str], dict[str, int]]:
     for kind, old in (("heavily_compressed_attention", "compress_rate_hca"), (_SPARSE, "compress_rate_csa")):
         rates[kind] = k.integer(old, named.integer(kind, rates[kind], low=2), low=2)
     kinds, old_rates = k.get("layer_types"), k.get("compress_ratios")
-    if kinds is None and old_rates is None:
-        raise k.fail("layer_types", "missing", f"a kind for each of {n_layers} layers")
-    if kinds is None:
+    if kinds is None and old_rates is None:  # as transformers has it: two of the third kind, then in turn
+        kinds = ["heavily_compressed_attention" if i < 2 or i % 2 == 0 else _SPARSE for i in range(n_layers)]
+    elif kinds is None:
         names = {rate: kind for kind, rate in _KINDS.items()}
         kinds = [names.get(rate) for rate in old_rates] if isinstance(old_rates, list) else old_rates
     if not isinstance(kinds, list) or len(kinds) < n_layers or any(kind not in rates for kind in kinds):

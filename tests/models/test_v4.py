@@ -109,7 +109,6 @@ FULL = V4 | {"architectures": ["DeepseekV4ForCausalLM"]}
     [
         ({"layer_types": ["full_attention"] * 5}, ["layer_types", "sliding_attention"]),
         ({"layer_types": ["sliding_attention"] * 4}, ["layer_types", "5 of"]),
-        ({"layer_types": None}, ["layer_types", "missing"]),
         ({"layer_types": None, "compress_ratios": [0, 4, 7, 4, 0]}, ["compress_ratios"]),
         ({"compress_rates": {"heavily_compressed_attention": 1}}, ["heavily_compressed_attention", "from 2"]),
         ({"compress_rates": [4, 128]}, ["compress_rates", "an object"]),
@@ -140,4 +139,7 @@ def test_both_spellings_of_a_configuration_are_the_same(tmp_path):
     hub = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     theirs = json.loads(transformers.DeepseekV4Config(**V4).to_json_string(use_diff=False))
     family = family_for_hf(hub, "config.json")
+    bare = {key: value for key, value in hub.items() if key != "compress_ratios"}
+    kinds = transformers.DeepseekV4Config(**{key: V4[key] for key in ("num_hidden_layers", "head_dim")}).layer_types
+    assert family.config_from_hf(bare) == family.config_from_hf(bare | {"layer_types": kinds})
     assert family.config_from_hf(hub) == family.config_from_hf(theirs)
