@@ -68,8 +68,9 @@ def bench(
         loaded = history.process_bytes("VmRSS")
         runs = _measure(engine, sizes, repeat)
         memory = history.memory_parts(prepared.plan, engine.held_bytes(), loaded, peak_rss_bytes())
+        notes = engine.model.notes
     _record(prepared, runs)
-    _report(prepared, runs, sizes, memory, json)
+    _report(prepared, runs, sizes, memory, notes, json)
 
 
 def _request(wanted: PlanRequest, sizes: Sizes) -> PlanRequest:
@@ -129,7 +130,12 @@ def _record(prepared: session.Prepared, runs: Runs) -> None:
 
 
 def _report(
-    prepared: session.Prepared, runs: Runs, sizes: Sizes, memory: Sequence[history.Part], as_json: bool
+    prepared: session.Prepared,
+    runs: Runs,
+    sizes: Sizes,
+    memory: Sequence[history.Part],
+    notes: Sequence[str],
+    as_json: bool,
 ) -> None:
     prefill, decode, depth = sizes.prefill, sizes.decode, sizes.depth
     plan, peak = prepared.plan, peak_rss_bytes()
@@ -137,7 +143,7 @@ def _report(
         body: dict[str, Any] = {"model": prepared.index.name, "prefill": prefill, "decode": decode, "depth": depth}
         body |= {"prefill_tps": _figures(runs.prefill), "decode_tps": _figures(runs.decode), "peak_rss_bytes": peak}
         body |= {"isa_tier": plan.isa_tier, "threads": plan.threads, "device": plan.placement.dense}
-        body["memory"] = [asdict(part) for part in memory]
+        body |= {"memory": [asdict(part) for part in memory], "notes": list(notes)}
         output.json_result("hetero.bench", body)
         return
     output.result(prepared.summary())

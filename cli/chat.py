@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -169,14 +170,14 @@ def _answer_once(
     answer = generate(engine, prompt, sampling, sink, lambda: False)
     sink.finish()
     if json:
-        output.json_result("hetero.chat", _body(answer, prepared))
+        output.json_result("hetero.chat", _body(answer, prepared, engine.model.notes))
     elif answer.reason == "length" and sampling.max_tokens is None:
         output.note(f"cut off: the context of {engine.plan.context:,} tokens is full")
     elif not answer.answer and answer.thinking:
         output.note(f"the model was still thinking when it stopped after {len(answer.ids):,} tokens")
 
 
-def _body(answer: Answer, prepared: session.Prepared) -> dict[str, Any]:
+def _body(answer: Answer, prepared: session.Prepared, notes: Sequence[str]) -> dict[str, Any]:
     plan = prepared.plan
     return {
         "model": prepared.index.name,
@@ -193,4 +194,5 @@ def _body(answer: Answer, prepared: session.Prepared) -> dict[str, Any]:
         "isa_tier": plan.isa_tier,
         "device": plan.placement.dense,
         "threads": plan.threads,
+        "notes": list(notes),
     }

@@ -35,6 +35,8 @@ class Prepared:
 
         with output.progress("loading") as progress, contextlib.closing(open_model(self.path)) as source:
             model = load_model(source, Kernels(self.plan.isa_tier), progress, self.plan.nodes)
+        for text in model.notes:
+            output.note(text)
         # Only now, as it imports torch: damaged content has been reported by then.
         from hetero.engine import Engine
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.machine.types import HardwareError, ModelError, ModelIndex
+from hetero.machine.units import size_text
 from hetero.models.checkpoint import Checkpoint, open_checkpoint
 from hetero.models.config import ModelConfig
 from hetero.models.derive import derive
@@ -44,6 +46,8 @@ class Model:
     experts: str
     """How a store's experts were treated (keep, q4, q8, bf16); with the fingerprint it determines every weight."""
     kernels: Kernels
+    notes: tuple[str, ...] = ()
+    """What could not be done as planned, in whole sentences."""
 
 
 def open_model(path: Path) -> Checkpoint | Store:
@@ -78,14 +82,15 @@ def load_source_text(source: Checkpoint | Store) -> TextModel:
 
 def _load_store(store: Store, kernels: Kernels, progress: Progress, nodes: Sequence[int]) -> Model:
     text = store.text()
-    layout = store.manifest.layout
+    layout, places = store.manifest.layout, _Places(kernels, nodes)
     meter = Meter(progress, layout.dense_bytes + layout.expert_bytes, f"reading {store.path.name}")
     small = store.read_small()
     dense = _memory(layout.dense_bytes)
     read_into(store.path / DENSE_FILE, dense, meter.tick)
     banks = {}
     for slot in layout.layers:
-        banks[slot.layer] = bank = _bank(slot, store.config, small, kernels, nodes)
+        banks[slot.layer] = bank = _bank(slot, store.config, small)
+        places.take(bank)
         read_into(store.path / slot.file, bank.data, meter.tick)
     return Model(
         config=store.config,
@@ -98,19 +103,21 @@ def _load_store(store: Store, kernels: Kernels, progress: Progress, nodes: Seque
         fingerprint=store.manifest.fingerprint,
         experts=store.manifest.experts,
         kernels=kernels,
+        notes=places.notes(),
     )
 
 
 def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress, nodes: Sequence[int]) -> Model:
     text = load_source_text(source)
-    layout = make_layout(source.index)
+    layout, places = make_layout(source.index), _Places(kernels, nodes)
     meter = Meter(progress, sum(info.n_bytes for info in source.index.tensors), f"packing {source.index.name}")
     small, digests = read_small(source, layout.small, meter.tick)
     dense = _memory(layout.dense_bytes)
     digests |= pack_dense(source, layout.dense, kernels, MemorySink(dense), meter.tick).digests
     banks = {}
     for slot in layout.layers:
-        banks[slot.layer] = bank = _bank(slot, source.config, small, kernels, nodes)
+        banks[slot.layer] = bank = _bank(slot, source.config, small)
+        places.take(bank)
         digests |= pack_layer(source, slot, kernels, MemorySink(bank.data), meter.tick).digests
     source.check_unchanged()
     return Model(
@@ -124,6 +131,7 @@ def _load_checkpoint(source: Checkpoint, kernels: Kernels, progress: Progress, n
         fingerprint=fingerprint(digests),
         experts="keep",
         kernels=kernels,
+        notes=places.notes(),
     )
 
 
@@ -146,12 +154,33 @@ def _matrices(layout: Layout, dense: U8) -> dict[str, PackedMatrix]:
     return matrices
 
 
-def _bank(
-    slot: LayerSlot, config: ModelConfig, small: dict[str, F32], kernels: Kernels, nodes: Sequence[int]
-) -> ExpertBank:
-    """A layer's experts in memory that is still to be written, its parts promised to the memory nodes."""
+class _Places:
+    """Promises parts of experts to memory nodes, and keeps count of what the system agreed to."""
+
+    def __init__(self, kernels: Kernels, nodes: Sequence[int]) -> None:
+        self._kernels, self._nodes = kernels, nodes
+        self._wanted = self._placed = self._edges = 0
+
+    def take(self, bank: ExpertBank) -> None:
+        """Places a bank that is still to be written, if there are several nodes."""
+        if len(self._nodes) > 1:
+            self._wanted += bank.data.nbytes
+            self._placed += self._kernels.place(bank, self._nodes)
+            self._edges += 2 * mmap.PAGESIZE * bank.n_experts  # an expert's end, and what is left of its last page
+
+    def notes(self) -> tuple[str, ...]:
+        """One sentence if less lies on its node than was planned."""
+        if self._placed >= self._wanted - self._edges:
+            return ()
+        nodes = ", ".join(str(node) for node in self._nodes)
+        placed, wanted = size_text(self._placed), size_text(self._wanted)
+        return (f"only {placed} of {wanted} of experts lie on the memory nodes {nodes} as planned: the system refused",)
+
+
+def _bank(slot: LayerSlot, config: ModelConfig, small: dict[str, F32]) -> ExpertBank:
+    """A layer's experts in memory that is still to be written."""
     assert config.moe is not None
-    bank = ExpertBank(
+    return ExpertBank(
         n_experts=slot.n_experts,
         hidden=slot.hidden,
         inter=slot.inter,
@@ -166,6 +195,3 @@ def _bank(
         up_bias=small.get(expert_name(slot.layer, "up", "bias")),
         down_bias=small.get(expert_name(slot.layer, "down", "bias")),
     )
-    if len(nodes) > 1:
-        kernels.place(bank, nodes)
-    return bank

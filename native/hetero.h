@@ -122,7 +122,7 @@ int hetero_tile(int32_t format, int64_t k, const uint8_t *tile, size_t tile_byte
                 int64_t n_tokens, uint8_t *scratch, size_t scratch_bytes, float *out, size_t out_bytes, char *message,
                 size_t message_bytes);
 /* Before a bank's memory is written: takes the pages of part i of each expert's rows on the memory node nodes[i]. *placed
- * = the bytes for which the system (Linux 5.14 or newer) agreed, which differ from all by what shares a page. */
+ * = the bytes that lie there (Linux 5.14 or newer does it), which differ from all by what shares a page. */
 int hetero_bank_place(const hetero_bank *bank, const int32_t *nodes, int32_t n_nodes, int64_t *placed, char *message,
                       size_t message_bytes);
 /* out[t, :] = sum over slots s of weights[t, s] * down(activation(gate(x[t]), up(x[t]))) of expert ids[t, s]; -1: none. */

@@ -321,7 +321,7 @@ class Kernels:
     def place(self, bank: ExpertBank, nodes: Sequence[int]) -> int:
         """Before `bank.data` is written: keep part i of each expert's rows on the system's memory node nodes[i].
 
-        Returns the bytes for which the system agreed; where it does not, pages lie where they are first written.
+        Returns the bytes that lie there; where the system refuses, pages lie where they are first written.
         """
         placed = ffi.new("int64_t *")
         self.call("hetero_bank_place", bank.native, list(nodes), len(nodes), placed)

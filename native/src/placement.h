@@ -8,14 +8,22 @@
 
 namespace {
 
-// Takes the pages from that of `from` to before that of `to`, as the calling thread prefers: the bytes that were taken.
-inline int64_t populate(const uint8_t *from, const uint8_t *to) {
+// Whether the page at that address lies on another node: a node that is full passes its pages on without a word.
+inline bool lies_elsewhere(uintptr_t page, int node) {
+    auto *address = reinterpret_cast<void *>(page);
+    int status = node;
+    return !syscall(SYS_move_pages, 0, 1ul, &address, nullptr, &status, 0) && status >= 0 && status != node;
+}
+
+// Takes the pages from that of `from` to before that of `to`, as the calling thread prefers: the bytes that were taken
+// on `node`, judged by the last page.
+inline int64_t populate(const uint8_t *from, const uint8_t *to, int node) {
     constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE: Linux has it since 5.14, headers later
     const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
     const uintptr_t begin = reinterpret_cast<uintptr_t>(from) / page * page;
     const uintptr_t end = reinterpret_cast<uintptr_t>(to) / page * page;
     if (end <= begin || madvise(reinterpret_cast<void *>(begin), end - begin, kPopulateWrite)) return 0;
-    return int64_t(end - begin);
+    return lies_elsewhere(end - page, node) ? 0 : int64_t(end - begin);
 }
 
 // One node's part of every expert's rows.
@@ -29,15 +37,16 @@ struct PlaceJob {
         constexpr int kPreferred = 1;
         const unsigned long mask = node < 0 || node >= kMaxNodes ? 0 : 1ul << node;
         if (!mask || syscall(SYS_set_mempolicy, kPreferred, &mask, kMaxNodes + 1ul)) return;
-        const int64_t gate = tile_bytes(bank->gate_format, bank->hidden), up = tile_bytes(bank->up_format, bank->hidden);
+        const int64_t gate = tile_bytes(bank->gate_format, bank->hidden);
+        const int64_t up = tile_bytes(bank->up_format, bank->hidden);
         const int64_t unit = 2 * (gate + up), down_tile = tile_bytes(bank->down_format, bank->inter);
         const NodePart units = node_part(ceil_div(bank->inter, kUnitRows), part, parts);
         const NodePart tiles = node_part(ceil_div(bank->hidden, kRows), part, parts);
         const int64_t units_end = min64((units.first + units.count) * unit, bank->down_offset);
         for (int64_t e = 0; e < bank->n_experts; e++) {
             const uint8_t *expert = bank->data + e * bank->stride, *down = expert + bank->down_offset;
-            placed += populate(expert + units.first * unit, expert + units_end);
-            placed += populate(down + tiles.first * down_tile, down + (tiles.first + tiles.count) * down_tile);
+            placed += populate(expert + units.first * unit, expert + units_end, node);
+            placed += populate(down + tiles.first * down_tile, down + (tiles.first + tiles.count) * down_tile, node);
         }
     }
 
@@ -47,9 +56,9 @@ struct PlaceJob {
     }
 };
 
-// Takes each node's part of every expert on the node of that number: the bytes for which the system agreed. A page that
-// two parts share goes to the later one. Experts that do not start on pages are left alone. Each node has a thread of its
-// own, with which what it prefers ends.
+// Takes each node's part of every expert on the node of that number: the bytes that lie there now. A page that two parts
+// share goes to the later one. Experts that do not start on pages are left alone. Each node has a thread of its own, with
+// which what it prefers ends.
 inline int64_t place_bank(const hetero_bank *bank, const int32_t *nodes, int n_nodes) {
     const int64_t page = sysconf(_SC_PAGESIZE);
     if (reinterpret_cast<uintptr_t>(bank->data) % uintptr_t(page) || bank->stride % page) return 0;

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hetero.machine.types import Plan
+from hetero.native import Kernels
 from tests.cli.harness import COMMAND, Run, hetero, terminal
 from tests.tiny import random_weights, tiny_config, write_gguf
 
@@ -30,6 +32,17 @@ def test_json_has_the_answer_and_its_accounts(run: Run, model: Path) -> None:
     assert body["prefill_tps"] > 0
     assert (body["threads"], body["device"], body["isa_tier"]) == (1, "cpu", body["isa_tier"])
     assert body["isa_tier"] in ("generic", "avx2", "avx512", "amx")
+
+
+def test_experts_that_are_not_on_their_memory_nodes_are_told(
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Plan, "nodes", property(lambda plan: (0, 1)))
+    monkeypatch.setattr(Kernels, "place", lambda kernels, bank, nodes: 0)
+    body = run.json("chat", model, "-p", "hello", "-n", "1")
+    assert [note[:9] for note in body["notes"]] == ["only 0 B "]
+    code, _, err = run("chat", model, "-p", "hello", "-n", "1")
+    assert (code, body["notes"][0] in err) == (0, True)
 
 
 def test_stdout_has_the_answer_alone_and_greedy_is_reproducible(run: Run, model: Path) -> None:

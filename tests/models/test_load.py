@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hetero.machine.types import ModelError
+from hetero.machine.units import size_text
 from hetero.models.convert import convert
 from hetero.models.iquants import kept_format, repack
 from hetero.models.load import Model, load_model, open_model
@@ -174,3 +177,25 @@ def test_unfinished_conversion_is_not_a_model(tmp_path: Path, kernels: Kernels) 
     with pytest.raises(ModelError, match="unfinished"):
         open_model(tmp_path / "m.hetero.tmp")
     assert isinstance(open_model(convert(path, experts="keep", kernels=kernels).path), Store)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_system_that_does_not_place_experts_on_their_nodes_is_told(
+    tmp_path: Path, kernels: Kernels, monkeypatch: pytest.MonkeyPatch, converted: bool
+) -> None:
+    path = write(tmp_path / "m.gguf", Shape(layers=2, experts=3))
+    if converted:
+        convert(path, experts="keep", kernels=kernels)
+        path = tmp_path / "m.hetero"
+    whole = [bank.data.nbytes for bank in load(path, kernels).banks.values()]
+
+    def notes(nodes: tuple[int, ...], placed: list[int]) -> tuple[str, ...]:
+        left = list(placed)
+        monkeypatch.setattr(Kernels, "place", lambda self, bank, places: left.pop(0))
+        with contextlib.closing(open_model(path)) as source:
+            return load_model(source, kernels, nodes=nodes).notes
+
+    assert notes((0,), []) == ()
+    assert notes((0, 1), [size - 2 * 3 * mmap.PAGESIZE for size in whole]) == ()
+    (note,) = notes((0, 1), [whole[0], 0])
+    assert note.startswith(f"only {size_text(whole[0])} of {size_text(sum(whole))} of experts lie on the memory nodes 0, 1")
