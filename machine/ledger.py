@@ -26,6 +26,8 @@ CUDA_CONTEXT_BYTES = 500 << 20
 HEAP_SHARE = 2.3
 """Working memory of a prompt over what its tensors need at once: a step's input and output live side by side, and the
 heap keeps gaps (measured: 2.2 to 2.4 for Qwen3-MoE and DeepSeek layers, chunks of 512)."""
+TILE_ROWS = 256
+"""Routes of an expert that a worker multiplies at a time by AMX tiles."""
 ATTENTION_BYTES = 4 << 20
 """Tiles of the native attention of all threads, whatever the context."""
 
@@ -42,6 +44,8 @@ class Shape:
     """Dense matrices keep their format on a GPU, instead of being unpacked to bf16."""
     torch_cuda: bool = False
     """Whether torch's libraries are those with CUDA, which any placement on a GPU needs."""
+    tile_workers: int = 0
+    """Threads whose kernels use AMX tiles; 0: no such kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ def make_ledger(model: Counted, shape: Shape) -> tuple[LedgerLine, ...]:
     ]
     if states := STATE_SLOTS * index.recurrent_bytes:
         lines.append(LedgerLine(dense, "recurrent states", states, "file"))
+    if shape.tile_workers and model.experts:
+        lines.append(LedgerLine("cpu", "tile rows", tile_bytes(index, shape), "file"))
     if model.joint:
         lines.append(LedgerLine(dense, "kv_b halves", model.joint, "file"))
     if unpacked:
@@ -150,6 +156,25 @@ def _token(index: ModelIndex, dense: Iterable[TensorInfo]) -> int:
     widest = max((info.shape[0] for info in dense if info.shape[0] != index.vocab_size), default=0)
     inter = max((info.shape[1] for info in _of_role(index, "expert") if "gate" in info.name), default=0)
     return 4 * (4 * hidden + 3 * widest) + index.top_k * (5 * inter + 4 * hidden)
+
+
+def tile_bytes(index: ModelIndex, shape: Shape) -> int:
+    """What AMX tiles read of a chunk: each token's and each route's row, and each worker's copies of an expert's."""
+    gates = [info for info in _of_role(index, "expert") if "down" not in info.name]
+    row = max(tile_row_bytes(info.format, index.hidden_size) for info in gates)
+    inter = max(info.shape[1] for info in gates)
+    routes = shape.prefill_chunk * index.top_k
+    gathered = shape.tile_workers * min(TILE_ROWS, routes)
+    return (shape.prefill_chunk + gathered) * row + routes * tile_row_bytes("BF16", inter)
+
+
+def tile_row_bytes(format: str, k: int) -> int:
+    """One row of k activations in bf16, and once more in int8 with scales per 128 for formats with int8 tiles."""
+    bf16 = 2 * (-(-k // 32) * 32 + 32)
+    if not format.removesuffix("_F16").endswith(("4_64", "4_128")):
+        return bf16
+    groups = -(-k // 128)
+    return bf16 + -(-(128 + 16) * groups // 64) * 64 + 64
 
 
 def attention_bytes(model: Counted, shape: Shape) -> int:

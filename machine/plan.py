@@ -44,7 +44,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     cpus, notes = _threads(machine, request.threads)
     index = with_formats(index, request.experts, request.dense)
     model = count(index)
-    shape, room, shape_notes = _shape(model, machine, request)
+    shape, room, shape_notes = _shape(model, machine, request, len(cpus))
     notes += shape_notes
     ledger = make_ledger(model, shape)
     short = _shortfalls(ledger, room)
@@ -73,13 +73,16 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     )
 
 
-def _shape(model: Counted, machine: Machine, request: PlanRequest) -> tuple[Shape, dict[str, int], list[str]]:
+def _shape(
+    model: Counted, machine: Machine, request: PlanRequest, threads: int
+) -> tuple[Shape, dict[str, int], list[str]]:
     """Placement, context and types; the bytes free per device; notes."""
     index = model.index
     context, notes = _wanted_context(index, request)
     kv_dtype = _kv_dtype(index, request.kv_dtype)
     packed = request.dense is not None
-    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed, machine.torch_cuda)
+    tile_workers = threads if machine.isa_tier == "amx" else 0
+    shape = Shape(Placement(), context, kv_dtype, PREFILL_CHUNK, packed, machine.torch_cuda, tile_workers)
     shape, device_notes = _place(model, machine, request, shape)
     notes += device_notes
     room = _room(machine, shape.placement, request.reserve)

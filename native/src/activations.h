@@ -17,8 +17,9 @@ constexpr bool needs_buffers(int format) {
 
 // Activations of many tokens. Plain weights read `x`; quantised weights read int8 codes per group of 32 with their
 // scale d, s8 = 8 * sum of codes (for zero points), half = sum of the first 16 codes and ds = d * sum of codes (for
-// minima). Token i of a call lies in row rows[i] (or row i). Tile kernels read bf16 values, zero up to a multiple of 32,
-// or wide rows (see below): token i of a call lies in row i - b_first of them; null: no such tile kernel may be used.
+// minima). Token i of a call lies in row rows[i] (or row i). Tile kernels read bf16 values, zero up to a multiple of
+// 32, or wide rows (see below): token i of a call lies in row i - b_first of them; null: no such tile kernel may be
+// used.
 struct Acts {
     const float *x = nullptr;
     int64_t x_stride = 0;
@@ -45,8 +46,8 @@ inline float half_ds(const Acts &acts, int64_t at, int half) {
     return acts.d[at] * float(half ? acts.s8[at] / 8 - acts.half[at] : acts.half[at]);
 }
 
-// A wide row: int8 codes of k activations in groups of 128, then for each group its scale, then for each group the scale
-// times the sum of codes of its first 64 k, of its others and of all.
+// A wide row: int8 codes of k activations in groups of 128, then for each group its scale, then for each group the
+// scale times the sum of codes of its first 64 k, of its others and of all.
 constexpr int64_t kWideGroup = 128;
 constexpr int64_t wide_scales_at(int64_t k) { return round_up(k, kWideGroup); }
 

@@ -19,8 +19,8 @@ inline int check_shape(int format, int64_t n, int64_t k, Message message) {
         return message.fail(HETERO_BAD_ARGUMENT, "a matrix of %lld x %lld is out of range", (long long)n, (long long)k);
     const FormatInfo &f = kFormats[format];
     if (f.kind != kFp8 && k % f.block_k)  // FP8's last block may be padded
-        return message.fail(HETERO_BAD_ARGUMENT, "%s rows come in blocks of %d, and %lld is no multiple of that", f.name,
-                            f.block_k, (long long)k);
+        return message.fail(HETERO_BAD_ARGUMENT, "%s rows come in blocks of %d, and %lld is no multiple of that",
+                            f.name, f.block_k, (long long)k);
     return HETERO_OK;
 }
 

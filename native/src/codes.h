@@ -47,7 +47,8 @@ template <int F> inline void set_raw_codes(uint8_t *block, int g, const uint8_t 
 }
 
 // A tile's block has lines of 64 codes, 16 rows x 4 k; a code is a bit field in one plane or two. In a plane of nibbles
-// line j shares bytes with line j + 4, in one of pairs lines 4 i .. 4 i + 3 share 64 bytes, in one of bits a line takes 8.
+// line j shares bytes with line j + 4, in one of pairs lines 4 i .. 4 i + 3 share 64 bytes, in one of bits a line takes
+// 8.
 inline Field plane_field(int bits, int line, int column) {
     if (bits == 8) return {line * 64 + column, 0, 0, 0};
     if (bits == 4) return {(line & 3) * 64 + column, line >> 2 << 2, 0, 0};

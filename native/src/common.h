@@ -47,8 +47,9 @@ constexpr const int8_t *code_book(Kind kind) { return kind == kNl4 ? kNl4Book : 
 
 // What an entry of the scale stream holds: one float32, fp16, bf16 or e8m0; 4 ue4m3; fp16 and a minimum; fp16 or bf16
 // and an integer zero point; or one fp16 (two with minima) over 8 or 16 integer scales.
-enum Scales { kNone, kFloat, kHalf, kBfloat, kE8m0, kE4m3, kHalfMin, kHalfZero, kBfloatZero, kSub2, kSub3, kSubXs, kSub4,
-              kSub6 };
+enum Scales {
+    kNone, kFloat, kHalf, kBfloat, kE8m0, kE4m3, kHalfMin, kHalfZero, kBfloatZero, kSub2, kSub3, kSubXs, kSub4, kSub6
+};
 
 struct FormatInfo {
     const char *name;

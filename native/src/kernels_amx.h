@@ -43,8 +43,8 @@ template <Kind K> constexpr bool is_short() {
 }
 template <Kind K> constexpr bool is_five_bit() { return K == kU5 || K == kU5M; }
 
-// Code t of each row's four, as a float with the zero point applied. Codes of up to 5 bits are looked up by the low bits
-// of an index; others have had their zero point taken off as bytes.
+// Code t of each row's four, as a float with the zero point applied. Codes of up to 5 bits are looked up by the low
+// bits of an index; others have had their zero point taken off as bytes.
 template <Kind K> HETERO_INLINE __m512 code_number(__m512i line, int t, __m512 low, __m512 high) {
     if (!is_short<K>() && !is_five_bit<K>())
         return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(line, 24 - 8 * t), 24));

@@ -1,5 +1,5 @@
-// AMX kernels of int8 tiles, for 4 bits in groups of 64 or 128 k: codes are a tile of 16 rows x 64 k as soon as they are
-// unpacked, TDPBSSD multiplies two of them by two tiles of 16 tokens x 64 k of wide rows, and each group's sums are
+// AMX kernels of int8 tiles, for 4 bits in groups of 64 or 128 k: codes are a tile of 16 rows x 64 k as soon as they
+// are unpacked, TDPBSSD multiplies two of them by two tiles of 16 tokens x 64 k of wide rows, and each group's sums are
 // scaled as in the vector kernels. F32, F16 and as few tokens as the vector kernels are faster for go to those.
 #pragma once
 #include "kernels_amx.h"
@@ -63,8 +63,8 @@ template <int F, int W> struct Int8Chunk {
     }
 
     // acc += the sums of one group for n tokens with tile w, scaled; `block` counts within the chunk.
-    HETERO_INLINE void add_sums(const int32_t *sums, int w, int64_t block, const uint8_t *row, int64_t stride, int64_t n,
-                                float *acc) const {
+    HETERO_INLINE void add_sums(const int32_t *sums, int w, int64_t block, const uint8_t *row, int64_t stride,
+                                int64_t n, float *acc) const {
         const __m512 d = _mm512_load_ps(scales[w].d[0][block]);
         const __m512 m = kMinimum ? _mm512_load_ps(scales[w].m[0][block]) : _mm512_setzero_ps();
         const int64_t at = (first_block + block) * kBlock, group = at / kWideGroup;
@@ -81,7 +81,8 @@ template <int F, int W> struct Int8Chunk {
     }
 
     // The chunk's part of the outputs of n tokens, up to 16 M.
-    template <int M> void run(const uint8_t *rows, int64_t stride, int64_t n, float *const *outs, int64_t out_stride) const {
+    template <int M>
+    void run(const uint8_t *rows, int64_t stride, int64_t n, float *const *outs, int64_t out_stride) const {
         alignas(64) int32_t sums[M * W][kTileSums];
         alignas(64) float acc[M * W][kTileSums];
         for (int w = 0; w < W; w++)

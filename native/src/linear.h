@@ -57,8 +57,8 @@ struct LinearJob {
     int64_t tiles(int m) const { return ceil_div(matrices[m]->n, kRows); }
     int64_t tile_size(int m) const { return tile_bytes(matrices[m]->format, matrices[m]->k); }
 
-    // Tiles [begin, end) of a matrix. Tile kernels go over their outputs many times, and rows as far apart as a matrix's
-    // would meet in the same few lines of L1.
+    // Tiles [begin, end) of a matrix. Tile kernels go over their outputs many times, and rows as far apart as a
+    // matrix's would meet in the same few lines of L1.
     void run_range(int m, int64_t begin, int64_t end, int64_t first, int64_t n) const {
         const hetero_matrix &w = *matrices[m];
         const bool aside = kHasTiles && n >= kFewTokens;

@@ -121,8 +121,8 @@ struct MoeJob {
 
     const uint8_t *expert(int32_t e) const { return bank->data + int64_t(e) * bank->stride; }
 
-    // A block's activations: tiles are loaded at a fixed stride, so their rows are gathered, once for all of the block's
-    // units that a worker takes in turn.
+    // A block's activations: tiles are loaded at a fixed stride, so their rows are gathered, once for all of the
+    // block's units that a worker takes in turn.
     Acts gather(const PairBlock &block, int worker) const {
         Acts acts = tokens;
         const Use gate = use_of(bank->gate_format, block.n, tokens), up = use_of(bank->up_format, block.n, tokens);

@@ -56,9 +56,9 @@ struct PlaceJob {
     }
 };
 
-// Takes each node's part of every expert on the node of that number: the bytes that lie there now. A page that two parts
-// share goes to the later one. Experts that do not start on pages are left alone. Each node has a thread of its own, with
-// which what it prefers ends.
+// Takes each node's part of every expert on the node of that number: the bytes that lie there now. A page that two
+// parts share goes to the later one. Experts that do not start on pages are left alone. Each node has a thread of its
+// own, with which what it prefers ends.
 inline int64_t place_bank(const hetero_bank *bank, const int32_t *nodes, int n_nodes) {
     const int64_t page = sysconf(_SC_PAGESIZE);
     if (reinterpret_cast<uintptr_t>(bank->data) % uintptr_t(page) || bank->stride % page) return 0;

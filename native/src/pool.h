@@ -233,7 +233,8 @@ inline int pool_create(const int32_t *cpus, const int32_t *nodes, int32_t n, Poo
         return message.fail(HETERO_BAD_ARGUMENT, "nodes: the address is no multiple of %zu", alignof(int32_t));
     for (int32_t i = 0; nodes && i < n; i++)
         if (nodes[i] < 0 || nodes[i] >= kMaxNodes)
-            return message.fail(HETERO_BAD_ARGUMENT, "node %d of worker %d: expected 0 to %d", nodes[i], i, kMaxNodes - 1);
+            return message.fail(HETERO_BAD_ARGUMENT, "node %d of worker %d: expected 0 to %d", nodes[i], i,
+                                kMaxNodes - 1);
     void *memory = nullptr;
     if (posix_memalign(&memory, alignof(Pool), sizeof(Pool)))
         return message.fail(HETERO_NO_MEMORY, "no memory for a thread pool");

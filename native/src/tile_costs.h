@@ -1,4 +1,5 @@
-// When tile kernels are used: per matrix or expert, by what its format and number of tokens cost on each kind of kernel.
+// When tile kernels are used: per matrix or expert, by what its format and number of tokens cost on each kind of
+// kernel.
 #pragma once
 #include "activations.h"
 

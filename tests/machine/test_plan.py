@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetero.machine.plan import plan
+from hetero.machine.plan import PREFILL_CHUNK, plan
 from hetero.machine.types import (
     HardwareError,
     LedgerLine,
@@ -103,6 +103,16 @@ def test_a_joint_kv_b_is_counted_packed_and_in_float32_halves() -> None:
     assert after["kv_b halves"] == 32 * HIDDEN * 4
     assert after["dense"] - before["dense"] == 32 * HIDDEN * 2
     assert "kv_b halves" not in before
+
+
+def test_rows_for_amx_tiles_are_counted_with_each_thread_s_copies() -> None:
+    amx = replace(MACHINE, isa_tier="amx")
+    one, two = (
+        {line.part: line.bytes for line in plan(moe_index(), amx, PlanRequest(threads=n)).ledger} for n in (1, 2)
+    )
+    assert two["tile rows"] - one["tile rows"] == 256 * 2 * (HIDDEN + 32)
+    assert one["tile rows"] > (PREFILL_CHUNK + 256) * 2 * HIDDEN
+    assert all(line.part != "tile rows" for line in plan(moe_index(), MACHINE, PlanRequest()).ledger)
 
 
 def test_expert_without_its_companions_is_a_model_error() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero.native import FORMATS, Kernels, Pool
-from hetero.native.library import library_path
+from hetero.machine.ledger import tile_row_bytes
+from hetero.native import FORMATS, Kernels, Pool, packed_bytes
+from hetero.native.library import ffi, library_path
 from tests.native.emulation import cpu as emulation
 from tests.native.test_linear import _magnitude, product
 from tests.native.test_moe import reference, routes, run
@@ -94,6 +95,21 @@ def test_few_tokens_and_deterministic_pools_give_the_bits_of_avx512(kernels, mon
                 assert np.array_equal(product(kernels, pinned, matrix, x[:tokens]), expected)
                 if tokens < FROM:
                     assert np.array_equal(product(kernels, pool, matrix, x[:tokens]), expected)
+
+
+@pytest.mark.parametrize(("fmt", "k"), [("Q4_0", 96), ("I4_64", 192), ("U4_128_F16", 256)])
+def test_rows_for_tiles_take_the_memory_that_a_plan_counts(kernels, fmt, k):
+    """What a refused call names as needed for one token more, with tiles and without."""
+    tile, x, out = ffi.new("uint8_t[]", 1 << 12), ffi.new("float[]", 9 * k), ffi.new("float[]", 144)
+
+    def needed(library, tokens):
+        arguments = (FORMATS[fmt].code, k, tile, packed_bytes(fmt, 16, k), x, 4 * tokens * k, tokens)
+        with pytest.raises(ValueError, match="scratch: 0 bytes given") as refused:
+            library.call("hetero_tile", *arguments, ffi.NULL, 0, out, 64 * tokens)
+        return int(str(refused.value).split()[-2])
+
+    with_tiles, without = (needed(library, 9) - needed(library, 8) for library in (kernels, Kernels("avx512")))
+    assert with_tiles - without == tile_row_bytes(fmt, k)
 
 
 @pytest.mark.parametrize("fmt", TILED)

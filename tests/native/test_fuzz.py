@@ -6,10 +6,12 @@ a page without access, so whatever a call reads or writes too far ends the proce
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +24,7 @@ HERE = Path(__file__).parent
 NATIVE = HERE.parents[1] / "native"
 DRIVER = HERE / "fuzz" / "driver.cpp"
 SHIM = HERE / "fuzz" / "tiles_shim.h"
-SHARED = ["-std=c++17", "-w", "-fno-math-errno", "-ffp-contract=off", "-pthread", f"-I{NATIVE}"]
+SHARED = ["-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-pthread", f"-I{NATIVE}"]
 AVX512 = "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni"
 FLAGS = {
     "generic": [],
@@ -36,6 +38,18 @@ THREADS = ("-fsanitize=thread",)
 SOAK_SECONDS = 600
 
 Build = Callable[..., Path]
+GCC = ("g++", "-w")  # its AVX-512 headers warn of themselves
+
+
+def clang() -> tuple[str, ...]:
+    """Clang with all warnings as errors: an installed one, or the one in the package ziglang."""
+    if shutil.which("clang++"):
+        found: tuple[str, ...] = ("clang++",)
+    elif importlib.util.find_spec("ziglang"):
+        found = (sys.executable, "-m", "ziglang", "c++")
+    else:
+        pytest.skip("NOT TESTED: kernels built by clang (neither clang++ nor the package ziglang is here)")
+    return (*found, "-Wall", "-Wextra", "-Werror")
 
 
 @pytest.fixture(scope="session")
@@ -44,15 +58,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     folder = tmp_path_factory.mktemp("fuzz")
     made: dict[tuple[str, ...], Path] = {}
 
-    def make(*arguments: str, compiler: str = "g++") -> Path:
-        key = (compiler, *arguments)
-        if shutil.which(compiler) is None or platform.system() != "Linux":
-            pytest.skip(f"NOT TESTED: fuzzing the kernels (no {compiler} here)")
-        if key not in made:
+    def make(*arguments: str, compiler: tuple[str, ...] = GCC) -> Path:
+        if shutil.which(compiler[0]) is None or platform.system() != "Linux":
+            pytest.skip(f"NOT TESTED: fuzzing the kernels (no {compiler[0]} here)")
+        command = (*compiler, "-g1", *SHARED, str(DRIVER), *arguments)
+        if command not in made:
             program = folder / f"fuzz{len(made)}"
-            subprocess.run([compiler, "-g1", *SHARED, DRIVER, *arguments, "-o", program], check=True)
-            made[key] = program
-        return made[key]
+            subprocess.run([*command, "-o", program], check=True)
+            made[command] = program
+        return made[command]
 
     return make
 
@@ -63,7 +77,7 @@ def against_library(build: Build, tier: str) -> Path:
     return build("-O1", str(library), f"-Wl,-rpath,{library.parent}")
 
 
-def with_source(build: Build, tier: str, *options: str, compiler: str = "g++") -> Path:
+def with_source(build: Build, tier: str, *options: str, compiler: tuple[str, ...] = GCC) -> Path:
     """A program of the tier's own source; skipped where this CPU cannot run it."""
     bf16 = tier != "amx" or "avx512_bf16" in Path("/proc/cpuinfo").read_text()
     if ("avx512" if tier == "amx" else tier) not in USABLE or not bf16:
@@ -111,4 +125,4 @@ def test_sanitizers_find_nothing_in_any_tier(build: Build, tier: str, options: t
 @pytest.mark.soak
 @pytest.mark.parametrize("tier", FLAGS)
 def test_kernels_built_by_clang_survive_random_calls(build: Build, tier: str) -> None:
-    fuzz(with_source(build, tier, "-O3", compiler="clang++"), 20, threads=3, seed=3000)
+    fuzz(with_source(build, tier, "-O3", compiler=clang()), 20, threads=3, seed=3000)

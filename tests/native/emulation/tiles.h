@@ -1,6 +1,6 @@
-// AMX tiles in software, by the pseudo-code of Intel's manual: palette 1 with eight tiles of 16 rows x 64 bytes, TDPBSSD,
-// and TDPBF16PS with its separate sums of even and odd k, denormals read and written as zero. `fault` says why a CPU
-// would raise an exception.
+// AMX tiles in software, by the pseudo-code of Intel's manual: palette 1 with eight tiles of 16 rows x 64 bytes,
+// TDPBSSD, and TDPBF16PS with its separate sums of even and odd k, denormals read and written as zero. `fault` says why
+// a CPU would raise an exception.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -39,6 +39,8 @@ static inline int tile_load_config(const void *from) {
     tiles.config = c;
     return 1;
 }
+
+static inline void tile_release(void) { memset(&tiles, 0, sizeof tiles); }
 
 static inline int tile_known(int t) {
     return tiles.config.palette && tiles.config.rows[t] ? 1 : tile_fault("a tile that is not configured");

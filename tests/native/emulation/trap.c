@@ -1,5 +1,5 @@
-// Runs code with AMX instructions on a CPU without them: each raises SIGILL, and the handler decodes it, does its work on
-// tiles in software and steps over it. Anything else is a real SIGILL.
+// Runs code with AMX instructions on a CPU without them: each raises SIGILL, and the handler decodes it, does its work
+// on tiles in software and steps over it. Anything else is a real SIGILL.
 #define _GNU_SOURCE
 #include "tiles.h"
 
@@ -55,7 +55,7 @@ static int run_registers(int op, int pp, int r, int rm, int v) {
     if (op == 0x5e && pp == 3 && r < 8 && rm < 8 && v < 8) return tile_dpbssd(r, rm, v);
     if (op == 0x49 && pp == 3 && rm == 0 && r < 8) return tile_zero(r);
     if (op != 0x49 || pp != 0 || rm || r) return -1;
-    memset(&tiles, 0, sizeof tiles);  // tilerelease
+    tile_release();
     return 1;
 }
 

@@ -40,7 +40,8 @@ struct Caller {
                     : pack_with(hetero_pack, f, n, k, source, raw, tiles, size);
     }
     template <class F>
-    int pack_with(F function, int f, int64_t n, int64_t k, uint8_t *from, int64_t from_size, uint8_t *to, int64_t size) {
+    int pack_with(F function, int f, int64_t n, int64_t k, uint8_t *from, int64_t from_size, uint8_t *to,
+                  int64_t size) {
         return function(chance.number(f), chance.count(n), chance.count(k), chance.at(from), chance.bytes(from_size),
                         chance.at(to), chance.bytes(size), message.text, message.bytes);
     }
@@ -113,17 +114,19 @@ struct Caller {
             outs[m] = chance.at(chance.floats(n * width));
             out_bytes[m] = chance.bytes(4 * n * width);
         }
-        return hetero_linear(chance.or_null(pool), pointers, int32_t(chance.length(n_matrices)), chance.at(chance.floats(n * k)),
-                             chance.bytes(4 * n * k), chance.count(n), chance.below(2) ? biases : nullptr, bias_bytes,
-                             outs, out_bytes, message.text, message.bytes);
+        return hetero_linear(chance.or_null(pool), pointers, int32_t(chance.length(n_matrices)),
+                             chance.at(chance.floats(n * k)), chance.bytes(4 * n * k), chance.count(n),
+                             chance.below(2) ? biases : nullptr, bias_bytes, outs, out_bytes, message.text,
+                             message.bytes);
     }
 
     int heads() {
         const int f = format();
         const int64_t k = inputs(f), heads = chance.between(1, 3), width = 16 * chance.between(1, 2), n = tokens();
         const hetero_matrix m = matrix(f, heads * width, k);
-        return hetero_linear_heads(chance.or_null(pool), chance.or_null(&m), chance.count(heads), chance.at(chance.floats(heads * n * k)),
-                                   chance.bytes(4 * heads * n * k), chance.count(n),
+        return hetero_linear_heads(chance.or_null(pool), chance.or_null(&m), chance.count(heads),
+                                   chance.at(chance.floats(heads * n * k)), chance.bytes(4 * heads * n * k),
+                                   chance.count(n),
                                    chance.at(chance.floats(heads * n * width)), chance.bytes(4 * heads * n * width),
                                    message.text, message.bytes);
     }
@@ -141,10 +144,10 @@ struct Caller {
         if (with_data) b.data = chance.at(chance.room(experts * stride));
         b.activation = chance.number(int32_t(chance.below(HETERO_ACTIVATIONS)));
         if (with_data && chance.below(2)) {
-            b.gate_bias = chance.at(chance.floats(experts * inter)), b.gate_bias_bytes = chance.bytes(4 * experts * inter);
-            b.up_bias = chance.at(chance.floats(experts * inter)), b.up_bias_bytes = chance.bytes(4 * experts * inter);
-            b.down_bias = chance.at(chance.floats(experts * hidden));
-            b.down_bias_bytes = chance.bytes(4 * experts * hidden);
+            const int64_t wide = 4 * experts * inter, narrow = 4 * experts * hidden;
+            b.gate_bias = chance.at(chance.floats(wide / 4)), b.gate_bias_bytes = chance.bytes(wide);
+            b.up_bias = chance.at(chance.floats(wide / 4)), b.up_bias_bytes = chance.bytes(wide);
+            b.down_bias = chance.at(chance.floats(narrow / 4)), b.down_bias_bytes = chance.bytes(narrow);
         }
         right_ = {gate, up, down, hidden, inter, stride};
         return b;

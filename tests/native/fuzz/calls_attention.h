@@ -36,17 +36,20 @@ struct AttentionCaller : Caller {
     int append() {
         const int32_t format = kv_format();
         const int64_t page = chance.between(1, 16), n = chance.below(20), groups = chance.between(1, 3);
-        const int64_t first = chance.below(40), pages = (first + n + page - 1) / page, there = pages + chance.below(3) + 1;
+        const int64_t first = chance.below(40), pages = (first + n + page - 1) / page;
+        const int64_t there = pages + chance.below(3) + 1;
         const int64_t width = chance.between(1, 40), store = there * page * groups * row_bytes(format, width);
         const int64_t values = n * groups * width;
         return hetero_kv_append(chance.number(format), chance.at(chance.floats(values)), chance.bytes(4 * values),
                                 chance.count(n), chance.count(groups), chance.count(width), chance.count(first),
                                 chance.at(table(pages, there)), chance.length(pages), chance.count(page),
-                                chance.or_null(chance.room(store)), chance.capacity(store), message.text, message.bytes);
+                                chance.or_null(chance.room(store)), chance.capacity(store), message.text,
+                                message.bytes);
     }
 
     int norm_rope() {
-        const int64_t n = tokens(), heads = chance.between(1, 4), d = chance.between(1, 80), half = chance.below(d / 2 + 1);
+        const int64_t n = tokens(), heads = chance.between(1, 4), d = chance.between(1, 80);
+        const int64_t half = chance.below(d / 2 + 1);
         const int64_t stride = heads * d + chance.below(9), read = n ? (n - 1) * stride + heads * d : 0;
         hetero_rope_args a = {};
         a.n_tokens = chance.count(n), a.heads = chance.count(heads), a.d = chance.count(d);
@@ -61,7 +64,8 @@ struct AttentionCaller : Caller {
     }
 
     int measure_read() {
-        const int64_t piece = 128 * chance.between(1, 8), count = chance.between(1, 6), size = piece + chance.below(4096);
+        const int64_t piece = 128 * chance.between(1, 8), count = chance.between(1, 6);
+        const int64_t size = piece + chance.below(4096);
         auto *offsets = reinterpret_cast<int64_t *>(chance.room(8 * count));
         for (int64_t i = 0; i < count; i++) offsets[i] = chance.count(chance.below(size - piece + 1));
         auto *seconds = reinterpret_cast<double *>(chance.room(8));
@@ -77,7 +81,8 @@ struct AttentionCaller : Caller {
     }
 
     int measure_compute() {
-        auto *operations = reinterpret_cast<double *>(chance.room(8)), *seconds = reinterpret_cast<double *>(chance.room(8));
+        auto *operations = reinterpret_cast<double *>(chance.room(8));
+        auto *seconds = reinterpret_cast<double *>(chance.room(8));
         const int64_t rounds = chance.below(9) ? chance.between(1, 100) : -chance.below(100);
         refusable_ = rounds < 1;
         return hetero_measure_compute(chance.or_null(pool), chance.number(int32_t(chance.below(4))),
@@ -92,8 +97,8 @@ struct AttentionCaller : Caller {
         auto *nodes = reinterpret_cast<int32_t *>(chance.room(4 * n));
         for (int64_t i = 0; i < n; i++) nodes[i] = chance.number(int32_t(chance.below(3)));
         hetero_pool *made = nullptr;
-        const int code = hetero_pool_create(chance.at(cpus), chance.at(nodes), int32_t(chance.length(n)), chance.or_null(&made),
-                                            message.text, message.bytes);
+        const int code = hetero_pool_create(chance.at(cpus), chance.at(nodes), int32_t(chance.length(n)),
+                                            chance.or_null(&made), message.text, message.bytes);
         hetero_pool_destroy(made);
         return code;
     }

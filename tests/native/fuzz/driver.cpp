@@ -1,6 +1,6 @@
 // Random calls of every function, right and wrong, from several threads that share pools: fuzz SECONDS SEED THREADS.
-// Right calls must work, wrong ones must work or be refused with a sentence. Built with a tier's source and a sanitizer,
-// or against a tier's library. Prints how many calls there were.
+// Right calls must work, wrong ones must work or be refused with a sentence. Built with a tier's source and a
+// sanitizer, or against a tier's library. Prints how many calls there were.
 #include <pthread.h>
 #include <time.h>
 

@@ -20,7 +20,7 @@ static inline void tile_done(int done) {
 #undef _tile_dpbf16ps
 #undef _tile_dpbssd
 #define _tile_loadconfig(from) tile_done(tile_load_config(from))
-#define _tile_release() ((void)(tiles = tile_state()))
+#define _tile_release() tile_release()
 #define _tile_zero(t) tile_done(tile_zero(t))
 #define _tile_loadd(t, from, stride) tile_done(tile_load(t, reinterpret_cast<const uint8_t *>(from), stride))
 #define _tile_stored(t, to, stride) tile_done(tile_store(t, reinterpret_cast<uint8_t *>(to), stride))
