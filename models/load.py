@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.machine.types import HardwareError, ModelError, ModelIndex
-from hetero.machine.units import size_text
 from hetero.models.checkpoint import Checkpoint, open_checkpoint
 from hetero.models.config import ModelConfig
 from hetero.models.derive import derive
@@ -173,8 +172,8 @@ class _Places:
         if self._placed >= self._wanted - self._edges:
             return ()
         nodes = ", ".join(str(node) for node in self._nodes)
-        placed, wanted = size_text(self._placed), size_text(self._wanted)
-        return (f"only {placed} of {wanted} of experts lie on the memory nodes {nodes} as planned: the system refused",)
+        share = f"{self._placed / self._wanted:.0%}"
+        return (f"only {share} of the experts' memory lies on its nodes {nodes} as planned: the system refused the rest",)
 
 
 def _bank(slot: LayerSlot, config: ModelConfig, small: dict[str, F32]) -> ExpertBank:

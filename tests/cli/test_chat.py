@@ -40,7 +40,7 @@ def test_experts_that_are_not_on_their_memory_nodes_are_told(
     monkeypatch.setattr(Plan, "nodes", property(lambda plan: (0, 1)))
     monkeypatch.setattr(Kernels, "place", lambda kernels, bank, nodes: 0)
     body = run.json("chat", model, "-p", "hello", "-n", "1")
-    assert [note[:9] for note in body["notes"]] == ["only 0 B "]
+    assert [note[:11] for note in body["notes"]] == ["only 0% of "]
     code, _, err = run("chat", model, "-p", "hello", "-n", "1")
     assert (code, body["notes"][0] in err) == (0, True)
 
