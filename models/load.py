@@ -173,7 +173,7 @@ class _Places:
             return ()
         nodes = ", ".join(str(node) for node in self._nodes)
         share = f"{self._placed / self._wanted:.0%}"
-        return (f"only {share} of the experts' memory lies on its nodes {nodes} as planned: the system refused the rest",)
+        return (f"only {share} of the experts' memory lies on its nodes {nodes} as planned: the system refused",)
 
 
 def _bank(slot: LayerSlot, config: ModelConfig, small: dict[str, F32]) -> ExpertBank:
