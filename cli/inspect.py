@@ -46,7 +46,7 @@ def inspect(
 
 
 def _show(found: Inspection) -> None:
-    output.table([*_model(found), *_text(found)], styles={0: "bold"})
+    output.pairs([*_model(found), *_text(found)])
     output.result("")
     _tensors(found)
     for note in (*found.notes, *(found.text.notes if found.text else ())):
@@ -112,6 +112,9 @@ def _tensors(found: Inspection) -> None:
     total = sum(group.bytes for group in found.groups)
     count = sum(group.tensors for group in found.groups)
     rows.append(("all", "", f"{count:,}", size_text(total), size_text(round(found.active_bytes))))
+    if output.is_narrow():
+        output.pairs([(f"{kind} {fmt}".strip(), size) for kind, fmt, _, size, _ in rows])
+        return
     kept = (0, 1, 2, 3, 4) if found.index is not None and wide else (0, 1, 2, 3) if wide else (0, 1, 3)
     shown = [tuple(row[column] for column in kept) for row in rows]
     right = [place for place, column in enumerate(kept) if column >= 2]

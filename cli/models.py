@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shlex
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 Kind = Literal["store", "checkpoint", "unknown"]
 _WIDE = 100
 """Columns from which on paths are shown."""
+_NARROW = 45
+"""Columns below which a model takes several lines."""
+_PATIENCE = 10.0
+"""Seconds after which the models that are left are listed without a look at them."""
+_UNSEEN = "not looked at"
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -122,6 +129,7 @@ def _agreed(path: str, json: bool) -> bool:
 
 
 def _listed() -> list[Listed]:
+    """Every model of the list, the latest first, as far as they could be looked at in `_PATIENCE` seconds."""
     rows = known.known()
     if not rows:
         return []
@@ -129,7 +137,27 @@ def _listed() -> list[Listed]:
     from hetero.machine.probe import probe
 
     machine = with_known_rates(probe(quick=True))
-    return [_look(row, machine) for row in rows]
+    found: queue.SimpleQueue[Listed | BaseException] = queue.SimpleQueue()
+    # In a thread, as a file system that does not answer would hold any call for ever.
+    threading.Thread(target=_look_at_all, args=(rows, machine, found), daemon=True).start()
+    end, seen = time.monotonic() + _PATIENCE, list[Listed]()
+    with contextlib.suppress(queue.Empty):
+        for _ in rows:
+            one = found.get(timeout=max(0.0, end - time.monotonic()))
+            if isinstance(one, BaseException):
+                raise one
+            seen.append(one)
+    return seen + [Listed(r.path, _name(r.path), "unknown", 0, None, _UNSEEN, r.when) for r in rows[len(seen) :]]
+
+
+def _look_at_all(
+    rows: list[known.Known], machine: Machine, found: queue.SimpleQueue[Listed | BaseException]
+) -> None:
+    try:
+        for row in rows:
+            found.put(_look(row, machine))
+    except BaseException as problem:  # noqa: BLE001  whoever waits for it raises it
+        found.put(problem)
 
 
 def _look(row: known.Known, machine: Machine) -> Listed:
@@ -162,17 +190,25 @@ def _name(path: str) -> str:
 
 
 def _show(rows: list[Listed]) -> None:
+    width = output.width(sys.stdout)
     headers = ["name", "kind", "size", "here", "used"]
-    wide = output.width(sys.stdout) >= _WIDE
-    cells = []
+    cells = [[*_cells(row), *([row.path] if width >= _WIDE else [])] for row in rows]
+    if width < _NARROW:
+        output.pairs([(name, ", ".join(filter(None, more))) for name, *more in cells])
+    else:
+        output.table(cells, headers=[*headers, *(["path"] if width >= _WIDE else [])], right=(2,))
     for row in rows:
-        state = "damaged" if row.kind == "unknown" and row.state != "gone" else row.state
-        line = [row.name, row.kind if row.kind != "unknown" else "", size_text(row.bytes) if row.bytes else ""]
-        cells.append([*line, state, _ago(time.time() - row.when), *([row.path] if wide else [])])
-    output.table(cells, headers=[*headers, *(["path"] if wide else [])], right=(2,))
-    for row in rows:
-        if row.kind == "unknown" and row.state != "gone":
+        if row.kind == "unknown" and row.state not in ("gone", _UNSEEN):
             output.note(row.state)
+    if unseen := sum(row.state == _UNSEEN for row in rows):
+        output.note(f"{wording.plural(unseen, 'model')} not looked at: the others took {_PATIENCE:g} seconds")
+
+
+def _cells(row: Listed) -> list[str]:
+    known_states = ("gone", _UNSEEN)
+    state = "damaged" if row.kind == "unknown" and row.state not in known_states else row.state
+    kind = row.kind if row.kind != "unknown" else ""
+    return [row.name, kind, size_text(row.bytes) if row.bytes else "", state, _ago(time.time() - row.when)]
 
 
 def _ago(seconds: float) -> str:

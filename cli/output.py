@@ -31,6 +31,8 @@ Style = Literal["dim", "bold", "red", "green", "yellow", "cyan"]
 
 _CODES: dict[Style, str] = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _PIPED_WIDTH = 200
+_PAIR_WIDTH = 28
+"""Columns from which on labels stand beside what they say."""
 _PLAIN_LINE_SECONDS = 10.0
 _FIGURES = 26
 """Columns that percentage, rate and time left take beside a progress bar."""
@@ -166,6 +168,32 @@ def table(
     with console.capture() as captured:
         console.print(grid)
     write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+
+
+def is_narrow() -> bool:
+    """Whether stdout has no room for columns."""
+    return width(sys.stdout) < _PAIR_WIDTH
+
+
+def pairs(rows: Sequence[tuple[str, str]], *, style: Style = "bold") -> None:
+    """Labels and what they say in two columns on stdout; on narrow terminals each label has a line of its own."""
+    if not is_narrow():
+        table(rows, styles={0: style})
+        return
+    room = width(sys.stdout)
+    for label, text in rows:
+        write(paint(_cut(label, room, ""), style, sys.stdout) + "\n")
+        if text:
+            write(_cut(text, room, "  ") + "\n")
+
+
+def _cut(text: str, room: int, indent: str) -> str:
+    """Lines of at most `room` columns, broken between words where that is possible."""
+    from rich.text import Text
+
+    console = _console(sys.stdout)
+    lines = Text(wording.clean(text)).wrap(console, max(1, room - len(indent)), overflow="fold")
+    return "\n".join(indent + line.plain.rstrip() for line in lines)
 
 
 @contextlib.contextmanager

@@ -59,6 +59,47 @@ def test_what_is_gone_or_damaged_is_shown_as_such(run: Run, store: Path) -> None
     assert [row["kind"] for row in run.json("models")["models"]] == ["checkpoint"]
 
 
+def test_a_model_that_does_not_answer_holds_the_list_up_for_a_while_only(
+    run: Run, model: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetero.cli import models
+
+    hung, inner = threading.Event(), models._look
+    monkeypatch.setattr(models, "_PATIENCE", 3.0)
+    monkeypatch.setattr(models, "_look", lambda row, m: inner(row, m) if "hetero" in row.path else hung.wait(60))
+    try:
+        rows = run.json("models")["models"]
+        assert [(row["kind"], row["state"], row["fits"]) for row in rows] == [
+            ("store", "fits", True),
+            ("unknown", "not looked at", None),
+        ]
+        _, out, err = run("models")
+        assert "tiny.gguf" in out
+        assert "damaged" not in out
+        assert "1 model not looked at" in err
+    finally:
+        hung.set()
+
+
+def test_a_bug_while_looking_is_told_as_one(run: Run, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hetero.cli import models
+
+    monkeypatch.setattr(models, "_look", lambda row, machine: 1 / 0)
+    code, _, err = run("models")
+    assert code == 1
+    assert "bug: ZeroDivisionError" in err
+
+
+@pytest.mark.parametrize("columns", [12, 30, 60, 120])
+def test_the_list_fits_every_terminal(columns: int, run: Run, store: Path, env: dict[str, str]) -> None:
+    with terminal("models", env=env, columns=columns) as screen:
+        assert screen.wait() == 0
+        lines = screen.text.splitlines()
+    assert max(len(line) for line in lines) <= columns
+    assert any(line.startswith("tiny") for line in lines)
+    assert "store" in " ".join(lines)
+
+
 def test_rm_of_what_is_gone_answers_in_json_too(run: Run, store: Path) -> None:
     store.rename(store.with_name("away"))
     body = run.json("models", "rm", "tiny", "--yes")
