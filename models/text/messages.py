@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from hetero.machine.types import UsageError
 
@@ -41,9 +41,15 @@ def forms(messages: Sequence[Mapping[str, Any]]) -> Iterator[list[dict[str, Any]
 
 
 def is_shown(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
-    """Whether a rendered text has the names of all functions called, and no part of a content as Python's own text."""
+    """Whether a rendered text has the names of all functions called and the parts of users' words.
+
+    Templates that know no parts leave them out, or write them as Python's own text.
+    """
     names = {call.get("function", call)["name"] for message in messages for call in message.get("tool_calls", ())}
-    return all(name in text for name in names) and not re.search(r"\{'(type|text)': '", text)
+    listed = [message.get("content") for message in messages if message["role"] == "user"]
+    parts = [part for content in listed if _is_text_only(content) for part in content]
+    words = [(part if isinstance(part, str) else part["text"]).strip() for part in parts]
+    return all(word in text for word in (*names, *words)) and not re.search(r"""\{(['"])type\1: \1text\1""", text)
 
 
 def _formed(message: Mapping[str, Any], joined: bool, empty: Any, as_text: bool) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def _call(call: Mapping[str, Any], as_text: bool) -> dict[str, Any]:
     return dict(call)
 
 
-def _is_text_only(content: Any) -> bool:
+def _is_text_only(content: Any) -> TypeGuard[Sequence[Any]]:
     """Whether content is a list of texts, as strings or as parts."""
     if not isinstance(content, list | tuple):
         return False

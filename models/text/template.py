@@ -169,7 +169,8 @@ class ChatTemplate:
         """
         plain, offered = checked(messages), checked_tools(tools)
         source = self.named.get("tool_use", self.source) if offered else self.source
-        variables = {**self.special, **kwargs, "tools": offered, "add_generation_prompt": add_generation_prompt}
+        variables = {"documents": None, **self.special, **kwargs, "tools": offered}
+        variables["add_generation_prompt"] = add_generation_prompt
         first: dict[str, Any] = {}
         for form in forms(plain):
             answer = self._ask(source, variables | {"messages": form})
