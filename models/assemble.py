@@ -15,6 +15,7 @@ from hetero.models.families import Family
 from hetero.models.families.common import Expected, FusedExperts
 from hetero.models.formats import FORMATS, StoredTensor, n_elements, plain_to_f32, row_bytes
 from hetero.models.fused import fused_weights
+from hetero.models.gguf_scales import scales_apart, with_scales
 from hetero.models.joint import split_joint
 from hetero.models.matrices import Found, Integers, Matrix, PairedHeads, Rows
 from hetero.models.names import delta_layers, from_gguf, layer_of
@@ -51,7 +52,8 @@ def assemble_gguf(
     unknown: list[StoredTensor] = []
     where = str(files[0])
     deltas = delta_layers(t.name for t in stored)
-    for t in stored:
+    weights, scales = scales_apart(stored)
+    for t in weights:
         name = from_gguf(t.name, deltas)
         if name is None:
             unknown.append(t)
@@ -68,7 +70,7 @@ def assemble_gguf(
     mtp = tuple(t for t in stored if is_mtp(t.name, config))
     known = {n: t for n, t in named.items() if not is_mtp(n, config)}
     unknown = [t for t in unknown if t.name not in family.SKIP_GGUF and not is_mtp(t.name, config)]
-    found = _found_in_gguf(known, files)
+    found = with_scales(_found_in_gguf(known, files), scales, files)
     expected = family.expected_tensors(config, found)
     found = split_joint(found, expected, files)
     unknown += [t.matrices[0].stored for n, t in found.items() if n not in expected]

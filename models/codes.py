@@ -1,4 +1,4 @@
-"""Numbers of quantised files as numpy arrays: scales to float32, and 4-bit codes from reading order to block order."""
+"""Numbers of quantised files as numpy arrays: scales to float32, and the few codes that are zero points."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from hetero.models.formats import plain_to_f32
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-_LOW, _HIGH = 0x0F0F0F0F0F0F0F0F, 0xF0F0F0F0F0F0F0F0
-_PIECE = 1 << 20
-"""Bytes that are reordered at a time: few enough to stay in a cache, enough that threads seldom wait for the
-interpreter's lock between two steps."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which nibble of a word holds output 0, 1, ... of its eight."""
 
@@ -31,43 +27,9 @@ def scales_to_f32(raw: Bytes, dtype: str) -> Floats:
     return scales
 
 
-def block_order(codes: Bytes, run: int) -> Bytes:
-    """4-bit codes in reading order (low nibble first) to the order of ggml's blocks of `run` = 32 or 16 codes.
-
-    In a block of 2h codes byte j then holds code j low and code j + h high. Any shape; the last axis is a multiple of
-    run / 2 bytes.
-    """
-    source = np.ascontiguousarray(codes).reshape(-1)
-    out = np.empty(codes.shape, dtype=np.uint8)
-    flat = out.reshape(-1)
-    for start in range(0, len(source), _PIECE):
-        _order(source[start : start + _PIECE], flat[start : start + _PIECE], np.uint64 if run == 32 else np.uint32)
-    return out
-
-
-def _order(codes: Bytes, out: Bytes, wide: type[np.uint64] | type[np.uint32]) -> None:
-    """One piece of `block_order`; a half of a block is a number of type `wide`."""
-    low, high, four = wide(_LOW & np.iinfo(wide).max), wide(_HIGH & np.iinfo(wide).max), wide(4)
-    halves = codes.view(wide).reshape(-1, 2)
-    first, second = halves[:, 0], halves[:, 1]
-    # Byte i of a half holds codes 2i and 2i + 1, so it gives bytes 2i and 2i + 1 of the block.
-    even = (first & low) | ((second & low) << four)
-    odd = ((first >> four) & low) | (second & high)
-    pairs = out.view(np.uint16)
-    pairs[:] = odd.view(np.uint8)
-    pairs <<= np.uint16(8)
-    pairs |= even.view(np.uint8)
-
-
-def word_codes(words: npt.NDArray[np.uint32], order: tuple[int, ...] = tuple(range(8))) -> Bytes:
-    """The codes of words [..., m] as uint8 [..., 8 m], one per byte; `order` says which nibble comes first."""
-    shifts = np.array([4 * nibble for nibble in order], dtype=np.uint32)
-    codes: Bytes = ((words[..., None] >> shifts) & np.uint32(15)).astype(np.uint8).reshape(*words.shape[:-1], -1)
+def word_codes(words: npt.NDArray[np.uint32], bits: int = 4, order: tuple[int, ...] = ()) -> Bytes:
+    """The codes of words [..., m] as uint8 [..., 32 / bits * m], one per byte; `order` says which comes first."""
+    shifts = np.array([bits * place for place in order or range(32 // bits)], dtype=np.uint32)
+    wide = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+    codes: Bytes = wide.astype(np.uint8).reshape(*words.shape[:-1], -1)
     return codes
-
-
-def joined(codes: Bytes) -> Bytes:
-    """Codes one per byte, [..., 32 b], as blocks [..., b, 16]: code j low and code j + 16 high."""
-    blocks = codes.reshape(*codes.shape[:-1], -1, 2, 16)
-    both: Bytes = blocks[..., 0, :] | (blocks[..., 1, :] << np.uint8(4))
-    return both

@@ -90,6 +90,11 @@ def ggml_type_name(type_id: int) -> str:
     return f"number {type_id}" + (" (a type of ik_llama.cpp)" if 97 <= type_id < 1000 else "")
 
 
+def stored_item(tensor: StoredTensor) -> int:
+    """Bytes of one value of a tensor in a safetensors file."""
+    return SAFETENSORS_BITS[tensor.format] // 8
+
+
 def n_elements(shape: tuple[int, ...]) -> int:
     """The number of values, exactly (never overflows)."""
     return math.prod(shape)

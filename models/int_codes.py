@@ -1,6 +1,7 @@
-"""Matrices stored as 4-bit integers with scales per group: compressed-tensors, GPTQ and AWQ.
+"""Matrices stored as integers of 4 or 8 bits with scales per group or row: compressed-tensors, GPTQ and AWQ.
 
-They give the kernels' I4_G and U4_G: w = (q - 8) * s or (q - z) * s, codes and scales as they are in the file.
+They give the kernels' I4_G, I8_G and U4_G: w = (q - 8) * s, q * s or (q - z) * s, codes and scales as they are in the
+file.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ from pathlib import Path
 import numpy as np
 
 from hetero.machine.types import ModelError
-from hetero.models.codes import AWQ_ORDER, Bytes, block_order, joined, word_codes
+from hetero.models.codes import AWQ_ORDER, Bytes, word_codes
 from hetero.models.float_codes import DAMAGED
-from hetero.models.formats import StoredTensor, plain_to_f32
+from hetero.models.formats import StoredTensor, plain_to_f32, stored_item
 from hetero.models.matrices import Read, window
+from hetero.native.repack import awq_codes, join_rows, transposed
 
-_CENTRE = 8
+_SCALES = {"BF16": "", "F16": "_F16", "F32": "_F32"}
+SIGN = np.uint8(0x80)
+"""What turns a byte from 128 up into a signed one from 0 up."""
 
 
-def int4_format(group: int, k: int, scale: StoredTensor, zeros: bool) -> str:
+def int_format(bits: int, group: int, k: int, scale: str, zeros: bool = False) -> str:
     """The kernels' format for groups of `group` inputs; longer groups are cut into several of 128."""
     block = next(b for b in (128, 64, 32) if group % b == 0 and k % b == 0)
-    return f"{'U4' if zeros else 'I4'}_{block}" + ("_F16" if scale.format == "F16" else "")
+    return f"{'U' if zeros else 'I'}{bits}_{block}" + _SCALES[scale]
 
 
 @dataclass(frozen=True, slots=True)
-class Int4:
-    """What the three have in common: a matrix of `n` rows and `k` inputs in groups of `group`."""
+class Int:
+    """What they have in common: a matrix of `n` rows and `k` inputs in groups of `group`."""
 
     path: Path
     stored: StoredTensor
@@ -37,40 +41,42 @@ class Int4:
     k: int
     group: int
     symmetric: bool
-    """All zero points are 8 (and are checked to be where the file has some)."""
+    """All zero points are in the middle (and are checked to be where the file has some)."""
+    bits: int
 
     @property
     def format(self) -> str:
-        return int4_format(self.group, self.k, self.scale, not self.symmetric)
+        return int_format(self.bits, self.group, self.k, self.scale.format, not self.symmetric)
 
-    def _raw_rows(self, codes: Bytes, scales: Bytes, zeros: Bytes | None) -> Bytes:
-        """Raw rows of blocks' codes [m, k/32, 16], scales [m, groups, 2] and zero points [m, groups]."""
-        count, block = codes.shape[0], int(self.format.split("_")[1])
-        repeat, blocks = self.group // block, self.k // block
-        head = 2 if self.symmetric else 4
-        out = np.zeros((count, blocks, head + block // 2), dtype=np.uint8)
-        out[:, :, :2] = np.repeat(scales, repeat, axis=1)
-        if not self.symmetric:
-            assert zeros is not None
-            out[:, :, 2] = np.repeat(zeros, repeat, axis=1)
-        out[:, :, head:] = codes.reshape(count, blocks, -1)
-        return out.reshape(count, -1)
+    @property
+    def centre(self) -> int:
+        return 1 << (self.bits - 1)
+
+    def _joined(self, codes: Bytes, scales: Bytes, zeros: Bytes | None, start: int) -> Bytes:
+        """Raw rows of codes in reading order [m, bytes] (8 bits: signed), scales [m, groups, item] and zero points
+        [m, groups]; rows count from `start` in errors."""
+        self._check(codes, scales, zeros, start)
+        return join_rows(self.format, self.k, self.group, codes, scales, None if self.symmetric else zeros)
 
     def _check(self, codes: Bytes, scales: Bytes, zeros: Bytes | None, start: int) -> None:
         """Raises ModelError for groups that would silently vanish and for zero points that ought not to be there."""
-        if self.symmetric and zeros is not None and (zeros != _CENTRE).any():
-            row, group = np.argwhere(zeros != _CENTRE)[0]
+        if self.symmetric and zeros is not None and (zeros != self.centre).any():
+            row, group = np.argwhere(zeros != self.centre)[0]
             assert self.zero is not None
+            why = "as quantization_config says the weights are symmetric"
+            if self.bits == 8:
+                why = "as this version reads codes of 8 bits only where they are symmetric"
             raise ModelError(
                 f"{self.path}: tensor {self.zero.name!r}: the zero point of group {group} of row {start + int(row)} is "
-                f"{zeros[row, group]}; expected {_CENTRE}, as quantization_config says the weights are symmetric",
+                f"{zeros[row, group]}; expected {self.centre}, {why}",
                 "config.json and weights do not belong together; download all of them again from one place",
             )
         empty = plain_to_f32(np.ascontiguousarray(scales).reshape(-1), self.scale.format) == 0
+        per_group = self.group * self.bits // 8
         for row, group in np.argwhere(empty.reshape(scales.shape[:2])):
-            part = codes.reshape(codes.shape[0], -1)[row, group * self.group // 2 : (group + 1) * self.group // 2]
-            zero = _CENTRE if zeros is None else int(zeros[row, group])
-            if (part != zero * 17).any():
+            part = codes[row, group * per_group : (group + 1) * per_group]
+            zero = self.centre if zeros is None else int(zeros[row, group])
+            if (part != (zero * 17 if self.bits == 4 else 0)).any():
                 raise ModelError(
                     f"{self.path}: tensor {self.scale.name!r}: the scale of group {group} of row {start + int(row)} is "
                     f"0, but the codes in {self.stored.name!r} are not {zero}",
@@ -79,29 +85,30 @@ class Int4:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedInt4(Int4):
+class PackedInt(Int):
     """compressed-tensors' pack-quantized: words along the inputs; zero points packed along the rows."""
 
     shape: StoredTensor | None
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         self._check_shape(read)
-        count, groups = stop - start, self.k // self.group
-        raw = np.empty((count, self.k // 2), dtype=np.uint8)
-        read(self.stored, start * self.k // 2, raw)
-        codes = block_order(raw, 32).reshape(count, -1, 16)
-        scales = window(read, self.scale, 2, groups, start * groups, count, 0, groups)
-        zeros = self._zeros(read, start, stop, groups)
-        self._check(codes, scales, zeros, start)
-        return self._raw_rows(codes, scales, zeros)
+        count, groups, item = stop - start, self.k // self.group, stored_item(self.scale)
+        row_bytes = self.k * self.bits // 8
+        codes = np.empty((count, row_bytes), dtype=np.uint8)
+        read(self.stored, start * row_bytes, codes)
+        if self.bits == 8:
+            codes ^= SIGN
+        scales = window(read, self.scale, item, groups, start * groups, count, 0, groups)
+        return self._joined(codes, scales, self._zeros(read, start, stop, groups), start)
 
     def _zeros(self, read: Read, start: int, stop: int, groups: int) -> Bytes | None:
         if self.zero is None:
             return None
-        first, last = start // 8, -(-stop // 8)
+        per_word = 32 // self.bits
+        first, last = start // per_word, -(-stop // per_word)
         words = window(read, self.zero, 4, groups, first * groups, last - first, 0, groups).view("<u4")[:, :, 0]
-        by_row = word_codes(np.ascontiguousarray(words.T)).T  # [8 * (last - first), groups]
-        return np.ascontiguousarray(by_row[start - 8 * first : stop - 8 * first])
+        by_row = word_codes(np.ascontiguousarray(words.T), self.bits).T  # [per_word * (last - first), groups]
+        return np.ascontiguousarray(by_row[start - per_word * first : stop - per_word * first])
 
     def _check_shape(self, read: Read) -> None:
         """The shape that is stored beside the words is that of the words."""
@@ -119,7 +126,7 @@ class PackedInt4(Int4):
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq(Int4):
+class Gptq(Int):
     """GPTQ: words along the inputs of transposed matrices; `offset` is added to zero points (1 in format 1)."""
 
     groups: StoredTensor | None
@@ -128,18 +135,19 @@ class Gptq(Int4):
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         self._check_groups(read)
-        count = stop - start
-        words = window(read, self.stored, 4, self.n, 0, self.k // 8, start, count).view("<u4")[:, :, 0]
-        raw = np.ascontiguousarray(words.T).view(np.uint8)  # [count, k / 2] in reading order
-        codes = block_order(raw, 32).reshape(count, -1, 16)
+        count, per_word = stop - start, 32 // self.bits
+        words = window(read, self.stored, 4, self.n, 0, self.k // per_word, start, count)
+        codes = transposed(words.reshape(len(words), -1), 4)
+        if self.bits == 8:
+            codes ^= SIGN
         scales = _scales_of_columns(read, self, start, count)
-        first, last = start // 8, -(-stop // 8)
+        first, last = start // per_word, -(-stop // per_word)
         assert self.zero is not None
-        packed = window(read, self.zero, 4, self.n // 8, 0, self.k // self.group, first, last - first)
-        zeros = word_codes(np.ascontiguousarray(packed.view("<u4")[:, :, 0]))[:, start - 8 * first : stop - 8 * first]
+        packed = window(read, self.zero, 4, self.n // per_word, 0, self.k // self.group, first, last - first)
+        zeros = word_codes(np.ascontiguousarray(packed).view("<u4")[:, :, 0], self.bits)
+        zeros = zeros[:, start - per_word * first : stop - per_word * first]
         zeros = np.ascontiguousarray(zeros.T) + np.uint8(self.offset)
-        self._check(codes, scales, zeros, start)
-        return self._raw_rows(codes, scales, zeros)
+        return self._joined(codes, scales, zeros, start)
 
     def _check_groups(self, read: Read) -> None:
         if self.groups is None:
@@ -155,28 +163,34 @@ class Gptq(Int4):
 
 
 @dataclass(frozen=True, slots=True)
-class Awq(Int4):
+class Awq(Int):
     """AWQ (GEMM): words along the outputs of transposed matrices, eight outputs to a word in an order of its own."""
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
-        count = stop - start
-        inside = slice(start % 8, start % 8 + count)
-        codes = joined(np.ascontiguousarray(self._outputs(read, self.stored, self.k, start, stop)[:, inside].T))
+        count, first, last = stop - start, start // 8, -(-stop // 8)
+        inside = slice(start - 8 * first, start - 8 * first + count)
+        words = np.ascontiguousarray(window(read, self.stored, 4, self.n // 8, 0, self.k, first, last - first))
+        codes = np.ascontiguousarray(awq_codes(words, self.k, 8 * (last - first))[inside])
         scales = _scales_of_columns(read, self, start, count)
         assert self.zero is not None
-        zeros = self._outputs(read, self.zero, self.k // self.group, start, stop)[:, inside]
-        zeros = np.ascontiguousarray(zeros.T)
-        self._check(codes, scales, zeros, start)
-        return self._raw_rows(codes, scales, zeros)
-
-    def _outputs(self, read: Read, stored: StoredTensor, lines: int, start: int, stop: int) -> Bytes:
-        """Codes uint8 [lines, outputs] of the words that hold outputs [start, stop)."""
-        first, last = start // 8, -(-stop // 8)
-        words = window(read, stored, 4, self.n // 8, 0, lines, first, last - first).view("<u4")[:, :, 0]
-        return word_codes(words, AWQ_ORDER)
+        packed = window(read, self.zero, 4, self.n // 8, 0, self.k // self.group, first, last - first)
+        zeros = word_codes(np.ascontiguousarray(packed).view("<u4")[:, :, 0], 4, AWQ_ORDER)
+        return self._joined(codes, scales, np.ascontiguousarray(zeros[:, inside].T), start)
 
 
-def _scales_of_columns(read: Read, matrix: Int4, start: int, count: int) -> Bytes:
+@dataclass(frozen=True, slots=True)
+class SignedInt(Int):
+    """compressed-tensors' int-quantized: signed bytes as they are, with a scale per row or group."""
+
+    def rows(self, read: Read, start: int, stop: int) -> Bytes:
+        count, groups, item = stop - start, self.k // self.group, stored_item(self.scale)
+        codes = np.empty((count, self.k), dtype=np.uint8)
+        read(self.stored, start * self.k, codes)
+        scales = window(read, self.scale, item, groups, start * groups, count, 0, groups)
+        return self._joined(codes, scales, None, start)
+
+
+def _scales_of_columns(read: Read, matrix: Int, start: int, count: int) -> Bytes:
     """Scales [count, groups, 2 bytes] of a transposed matrix."""
     lines = window(read, matrix.scale, 2, matrix.n, 0, matrix.k // matrix.group, start, count)
     return np.ascontiguousarray(lines.transpose(1, 0, 2))

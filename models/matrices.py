@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hetero.models.formats import FORMATS, StoredTensor
 from hetero.models.iquants import FOREIGN, kept_format, repack, stored_row_bytes
+from hetero.native.repack import transposed
 
 Bytes = npt.NDArray[np.uint8]
 Read = Callable[[StoredTensor, int, Bytes], None]
@@ -115,15 +116,14 @@ class RowRange:
         return self.inner.rows(read, self.first + start, self.first + stop)
 
 
+_NEAR = 4
+"""Pieces that take at least a quarter of the bytes from one to the next are read with what lies between: many small
+reads take longer."""
+
+
 def spaced(read: Read, stored: StoredTensor, offset: int, size: int, count: int, step: int) -> Bytes:
-    """Pieces of `size` bytes, `step` pieces apart, from byte `offset` on; uint8 [count, size]."""
-    out = np.empty((count, size), dtype=np.uint8)
-    if step == 1:
-        read(stored, offset, out)
-    else:
-        for i in range(count):
-            read(stored, offset + i * step * size, out[i])
-    return out
+    """Pieces of `size` bytes, `step` pieces apart, from byte `offset` on; uint8 [count, size], contiguous."""
+    return np.ascontiguousarray(_pieces(read, stored, offset, size, count, size * step))
 
 
 def window(
@@ -133,12 +133,19 @@ def window(
 
     It begins at item `start` of the line that begins at item `first` of the tensor.
     """
-    out = np.empty((lines, count, item), dtype=np.uint8)
-    if count == width:
-        read(stored, (first + start) * item, out)
-    else:
-        for i in range(lines):
-            read(stored, (first + i * width + start) * item, out[i])
+    pieces = _pieces(read, stored, (first + start) * item, count * item, lines, width * item)
+    return pieces.reshape(lines, count, item)
+
+
+def _pieces(read: Read, stored: StoredTensor, offset: int, size: int, count: int, stride: int) -> Bytes:
+    """`count` pieces of `size` bytes, `stride` bytes apart: uint8 [count, size], a view where they are near."""
+    if stride <= _NEAR * size and count:
+        near = np.empty(count * stride, dtype=np.uint8)
+        read(stored, offset, near[: (count - 1) * stride + size])
+        return near.reshape(count, stride)[:, :size]
+    out = np.empty((count, size), dtype=np.uint8)
+    for i in range(count):
+        read(stored, offset + i * stride, out[i])
     return out
 
 
@@ -161,8 +168,9 @@ class Columns:
         item = FORMATS[self.format].n_bytes
         span = (stop - start - 1) * self.step + 1 if stop > start else 0
         lines = window(read, self.stored, item, self.width, self.first, self.k, start * self.step, span)
-        kept = lines.view(f"u{item}")[:, :: self.step, 0]
-        return np.ascontiguousarray(kept.T).view(np.uint8)
+        if stop == start:
+            return np.empty((0, self.k * item), dtype=np.uint8)
+        return transposed(lines.reshape(self.k, -1), item, self.step)
 
 
 @dataclass(frozen=True, slots=True)

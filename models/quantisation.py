@@ -7,13 +7,14 @@ points) it decides. Its lists of patterns are never used: a tensor's type says w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.types import ModelError
-from hetero.models.float_codes import FP8_BLOCK, Fp8Rows, Grid, Mxfp4Rows
+from hetero.models.float_codes import FP8_BLOCK, Fp8Rows, Grid, Mxfp4Rows, Mxfp8Rows, Nvfp4Rows
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.hints import Hints
-from hetero.models.int_codes import Awq, Gptq, PackedInt4
+from hetero.models.int_codes import Awq, Gptq, PackedInt, SignedInt
 from hetero.models.matrices import Matrix
 
 Parts = Mapping[str, StoredTensor]
@@ -21,6 +22,7 @@ Parts = Mapping[str, StoredTensor]
 _OTHER = "use another upload of this model, or a GGUF one"
 _DAMAGED = "the download is damaged or incomplete; download it again and compare its checksum"
 FLOATS = ("F32", "F16", "BF16")
+_HALVES = ("BF16", "F16")
 _POWERS = ("F8_E8M0", "U8")
 
 
@@ -33,14 +35,16 @@ def matrix_of(parts: Parts, path: Path, hints: Hints) -> Matrix:
         return _gptq_or_awq(parts, path, hints)
     if "weight_packed" in parts:
         packed = parts["weight_packed"]
-        return _packed_int4(parts, path, hints) if packed.format == "I32" else _fp4(packed, parts, path)
+        return _packed_int(parts, path, hints) if packed.format == "I32" else _fp4(packed, parts, path)
     weight = parts["weight"]
     if weight.format == "F8_E4M3":
         return _fp8(parts, path, hints)
+    if weight.format == "I8" and "weight_scale" in parts and parts["weight_scale"].format in FLOATS:
+        return _signed_int(parts, path, hints)
     if weight.format in ("I8", "U8"):
         return _fp4(weight, parts, path)
     if weight.format not in SAFETENSORS_SUPPORTED:
-        read = "F32, F16, BF16, FP8 (F8_E4M3), MXFP4, and INT4 of compressed-tensors, GPTQ and AWQ"
+        read = "F32, F16, BF16, FP8, MXFP8, MXFP4, NVFP4, and INT4 and INT8 of compressed-tensors, GPTQ and AWQ"
         found = f"tensor {weight.name!r} has the dtype {weight.format}"
         raise ModelError(f"{path}: {found}; this version reads {read}", _OTHER)
     scale = next(t for name, t in parts.items() if name != "weight")
@@ -85,10 +89,12 @@ def _matrix_shape(t: StoredTensor, path: Path) -> tuple[int, int]:
     return t.shape[0], t.shape[1]
 
 
-def _fp8(parts: Parts, path: Path, hints: Hints) -> Fp8Rows:
+def _fp8(parts: Parts, path: Path, hints: Hints) -> Fp8Rows | Mxfp8Rows:
     weight = parts["weight"]
     scale = _need(parts, ("weight_scale_inv", "weight_scale", "scale", "qscale_weight"), path)
     n, k = _matrix_shape(weight, path)
+    if k % 32 == 0 and scale.format in _POWERS and scale.shape == (n, k // 32):
+        return Mxfp8Rows(path, weight, scale, n, k)
     return Fp8Rows(path, weight, fp8_grid(scale, scale.shape, n, k, path, hints), n, k)
 
 
@@ -116,21 +122,17 @@ def fp8_grid(scale: StoredTensor, shape: tuple[int, ...], n: int, k: int, path: 
     return Grid(scale, expected[1], width, height)
 
 
-def _fp4(codes: StoredTensor, parts: Parts, path: Path) -> Mxfp4Rows:
-    """Two e2m1 codes to a byte, under scales e8m0 per 32."""
+def _fp4(codes: StoredTensor, parts: Parts, path: Path) -> Mxfp4Rows | Nvfp4Rows:
+    """Two e2m1 codes to a byte, under scales e8m0 per 32, or e4m3 per 16 and a float32 for all."""
     require(codes, path, None, ("U8", "I8"))
     n, half = _matrix_shape(codes, path)
     scale = _need(parts, ("weight_scale", "scale"), path)
     if scale.format == "F8_E4M3":
-        raise ModelError(
-            f"{path}: tensor {codes.name!r} is NVFP4 with a scale for the whole matrix; this version reads NVFP4 only "
-            "from GGUF files",
-            _OTHER,
-        )
+        return _nvfp4(codes, scale, parts, path, n, 2 * half)
     if scale.format not in _POWERS:
         raise ModelError(
-            f"{path}: tensor {codes.name!r} has the dtype {codes.format} with scales of {scale.format}; of 8-bit "
-            "integers this version reads only codes of 4 bits with scales of F8_E8M0 or U8",
+            f"{path}: tensor {codes.name!r} has the dtype {codes.format} with scales of {scale.format}; of bytes this "
+            "version reads I8 with scales of floating point, and codes of 4 bits with scales of F8_E8M0, U8 or F8_E4M3",
             _OTHER,
         )
     _divisible(codes, 2 * half, 32, path)
@@ -138,21 +140,33 @@ def _fp4(codes: StoredTensor, parts: Parts, path: Path) -> Mxfp4Rows:
     return Mxfp4Rows(path, codes, scale, n, 2 * half)
 
 
+def _nvfp4(codes: StoredTensor, scale: StoredTensor, parts: Parts, path: Path, n: int, k: int) -> Nvfp4Rows:
+    """A scale for all of the matrix is a factor in ModelOpt's files and a divisor in those of compressed-tensors."""
+    whole = _need(parts, ("weight_scale_2", "weight_global_scale"), path)
+    _divisible(codes, k, 64, path)
+    require(scale, path, (n, k // 16), ("F8_E4M3",))
+    require(whole, path, None, ("F32",))
+    if whole.shape not in ((), (1,), (1, 1)):
+        raise ModelError(f"{path}: tensor {whole.name!r} has shape {list(whole.shape)}; expected one number", _OTHER)
+    return Nvfp4Rows(path, codes, scale, whole, "weight_global_scale" in parts, n, k)
+
+
 def _divisible(t: StoredTensor, k: int, block: int, path: Path) -> None:
     if k % block:
         raise ModelError(f"{path}: tensor {t.name!r} has rows of {k} codes; expected a multiple of {block}", _OTHER)
 
 
-def _packed_int4(parts: Parts, path: Path, hints: Hints) -> PackedInt4:
+def _packed_int(parts: Parts, path: Path, hints: Hints) -> PackedInt:
     packed, scale = parts["weight_packed"], _need(parts, ("weight_scale",), path)
+    bits = 8 if hints.bits == 8 else 4
     n, words = _matrix_shape(packed, path)
-    k = 8 * words
-    require(scale, path, None, ("BF16", "F16"))
+    k = 32 // bits * words
+    require(scale, path, None, FLOATS if bits == 8 else _HALVES)
     groups = scale.shape[1] if len(scale.shape) == 2 else 0
     group = _group(packed, scale, k, groups, n, path, hints)
     zero, shape = parts.get("weight_zero_point"), parts.get("weight_shape")
     if zero is not None:
-        require(zero, path, (-(-n // 8), groups), ("I32",))
+        require(zero, path, (-(-n * bits // 32), groups), ("I32",))
     elif hints.symmetric is False:
         raise ModelError(
             f"{path}: tensor {packed.name!r} has no zero points; expected 'weight_zero_point' beside it, as "
@@ -166,17 +180,32 @@ def _packed_int4(parts: Parts, path: Path, hints: Hints) -> PackedInt4:
             f"{path}: tensor {parts['weight_g_idx'].name!r} permutes the inputs; expected groups in order",
             "use a version of this model that was quantised without act-order",
         )
-    return PackedInt4(path, packed, scale, zero, n, k, group, zero is None, shape)
+    return PackedInt(path, packed, scale, zero, n, k, group, zero is None or bits == 8, bits, shape)
+
+
+def _signed_int(parts: Parts, path: Path, hints: Hints) -> SignedInt:
+    """Bytes with a scale per row or group; activations, which such files also mean to quantise, stay as they are."""
+    codes, scale = parts["weight"], parts["weight_scale"]
+    n, k = _matrix_shape(codes, path)
+    if "weight_zero_point" in parts:
+        raise ModelError(
+            f"{path}: tensor {parts['weight_zero_point'].name!r}: codes of 8 bits with zero points; this version reads "
+            "symmetric ones",
+            _OTHER,
+        )
+    groups = scale.shape[1] if len(scale.shape) == 2 else 1
+    group = _group(codes, replace(scale, shape=(n, 1)) if scale.shape == (n,) else scale, k, groups, n, path, hints)
+    return SignedInt(path, codes, scale, None, n, k, group, True, 8)
 
 
 def _group(
     codes: StoredTensor, scale: StoredTensor, k: int, groups: int, n: int, path: Path, hints: Hints
 ) -> int:
     """Inputs of a group: what the scales' number says, which must be a multiple of 32 and agree with the config."""
-    if hints.bits not in (None, 4):
+    if hints.bits not in (None, 4, 8):
         raise ModelError(
             f"{path}: tensor {codes.name!r} has codes of {hints.bits} bits, as quantization_config says; of packed "
-            "integers this version reads those of 4 bits",
+            "integers this version reads those of 4 and 8 bits",
             _OTHER,
         )
     group = k // groups if groups else 0
@@ -198,7 +227,7 @@ def _gptq_or_awq(parts: Parts, path: Path, hints: Hints) -> Gptq | Awq:
     codes, scale = parts["qweight"], _need(parts, ("scales",), path)
     lines, width = _matrix_shape(codes, path)
     require(codes, path, None, ("I32",))
-    require(scale, path, None, ("F16", "BF16"))
+    require(scale, path, None, _HALVES)
     groups, n = _matrix_shape(scale, path)
     gptq = width == n
     if not gptq and 8 * width != n:
@@ -207,16 +236,18 @@ def _gptq_or_awq(parts: Parts, path: Path, hints: Hints) -> Gptq | Awq:
             f"columns for the {n} outputs of {scale.name!r}",
             _OTHER,
         )
-    k = 8 * lines if gptq else lines
+    bits = 8 if gptq and hints.bits == 8 else 4
+    k = 32 // bits * lines if gptq else lines
     group = _group(codes, scale, k, groups, n, path, hints)
-    _divisible(codes, n, 8, path)
+    _divisible(codes, n, 32 // bits, path)
     zero = parts.get("qzeros")
     if zero is None:
         raise ModelError(f"{path}: tensor {codes.name!r} has no zero points; expected 'qzeros' beside it", _DAMAGED)
-    require(zero, path, (groups, n // 8), ("I32",))
+    require(zero, path, (groups, n * bits // 32), ("I32",))
     order = parts.get("g_idx")
     if order is not None:
         require(order, path, (k,), ("I32",))
     if not gptq:
-        return Awq(path, codes, scale, zero, n, k, group, False)
-    return Gptq(path, codes, scale, zero, n, k, group, hints.symmetric is True, order, hints.zero_offset)
+        return Awq(path, codes, scale, zero, n, k, group, False, 4)
+    symmetric = hints.symmetric is True or bits == 8
+    return Gptq(path, codes, scale, zero, n, k, group, symmetric, bits, order, hints.zero_offset)

@@ -49,7 +49,7 @@ class FormatInfo:
     @property
     def kernel(self) -> str:
         """The format in whose inner loop it is computed, at the same speed."""
-        return {"I4_": "Q4_0", "U4_": "Q4_1"}.get(self.name[:3], self.name)
+        return {"I4_": "Q4_0", "U4_": "Q4_1", "I8_": "Q8_0", "NVF": "NVFP4"}.get(self.name[:3], self.name)
 
 
 _GGML: tuple[tuple[str, int, int, int, int, int], ...] = (
@@ -81,8 +81,19 @@ _INT4 = tuple(
     for group in (32, 64, 128)
 )
 
-FORMATS: dict[str, FormatInfo] = {row[0]: FormatInfo(row[0], code, *row[1:]) for code, row in enumerate(_GGML + _INT4)}
-"""By name. I4_G and U4_G are groups of G integers of 4 bits with a bf16 scale (_F16: fp16), U4 with a zero point."""
+# e4m3 scales per 16 under one float32, which is a factor of them or, with a minus sign, their divisor.
+_NVFP4 = tuple((f"NVFP4_F32_{k}", 4, k, 4 + k // 16 + k // 2, k, k + 64) for k in (64, 128, 256))
+_INT8 = tuple(
+    (f"I8_{group}{scale}", 8, group, group + entry // 16, group, entry)
+    for scale, entry in (("", 32), ("_F16", 32), ("_F32", 64))
+    for group in (32, 64, 128)
+)
+
+_ALL = _GGML + _INT4 + _NVFP4 + _INT8
+
+FORMATS: dict[str, FormatInfo] = {row[0]: FormatInfo(row[0], code, *row[1:]) for code, row in enumerate(_ALL)}
+"""By name. I4_G and U4_G are groups of G integers of 4 bits with a bf16 scale (_F16: fp16), U4 with a zero point; I8_G
+of 8 bits with a bf16 scale (_F16, _F32: fp16, float32)."""
 
 
 def format_info(fmt: str) -> FormatInfo:

@@ -14,14 +14,16 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 /* cdef begin */
-enum { HETERO_ABI_VERSION = 3 };
+enum { HETERO_ABI_VERSION = 4 };
 enum { HETERO_OK = 0, HETERO_BAD_ARGUMENT = 1, HETERO_NO_MEMORY = 2, HETERO_NO_THREAD = 3 };
 enum {
     HETERO_F32, HETERO_F16, HETERO_BF16, HETERO_Q8_0, HETERO_Q4_0, HETERO_Q4_1, HETERO_Q5_0, HETERO_Q5_1,
     HETERO_Q4_K, HETERO_Q5_K, HETERO_Q6_K, HETERO_Q2_K, HETERO_Q3_K, HETERO_IQ4_NL, HETERO_IQ4_XS, HETERO_MXFP4,
     HETERO_NVFP4, HETERO_FP8_E4M3, HETERO_I4_32, HETERO_I4_64, HETERO_I4_128, HETERO_I4_32_F16, HETERO_I4_64_F16,
     HETERO_I4_128_F16, HETERO_U4_32, HETERO_U4_64, HETERO_U4_128, HETERO_U4_32_F16, HETERO_U4_64_F16,
-    HETERO_U4_128_F16, HETERO_FORMATS
+    HETERO_U4_128_F16, HETERO_NVFP4_F32_64, HETERO_NVFP4_F32_128, HETERO_NVFP4_F32_256, HETERO_I8_32, HETERO_I8_64,
+    HETERO_I8_128, HETERO_I8_32_F16, HETERO_I8_64_F16, HETERO_I8_128_F16, HETERO_I8_32_F32, HETERO_I8_64_F32,
+    HETERO_I8_128_F32, HETERO_FORMATS
 };
 
 /* A matrix of n output rows and k inputs, packed into tiles of 16 rows. */
@@ -108,6 +110,18 @@ int hetero_dequantize(int32_t format, int64_t n, int64_t k, const uint8_t *rows,
 /* *block = index of the first block (row-major) whose scale or value is not finite, or -1. */
 int hetero_check_scales(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes,
                         int64_t *block, char *message, size_t message_bytes);
+/* Raw rows from what checkpoints store apart: codes [n, k] of 4 or 8 bits in reading order (the low nibble first), scales
+ * [n, k / group] in the format's own type (FP8's last group may be short), and `extra`: a byte of zero point per group, or
+ * of NVFP4_F32, whose scales are per 16, a float32 for each row; else nothing. */
+int hetero_join_rows(int32_t format, int64_t n, int64_t k, int64_t group, const uint8_t *codes, size_t codes_bytes,
+                     const uint8_t *scales, size_t scales_bytes, const uint8_t *extra, size_t extra_bytes,
+                     uint8_t *rows, size_t rows_bytes, char *message, size_t message_bytes);
+/* out[c, l] = item l * stride + c * step of `in`, for items of 2 or 4 bytes; in_bytes reach to the last of them. */
+int hetero_transpose(int32_t item, int64_t lines, int64_t columns, int64_t stride, int64_t step, const uint8_t *in,
+                     size_t in_bytes, uint8_t *out, size_t out_bytes, char *message, size_t message_bytes);
+/* AWQ's words [k, n / 8] of eight outputs each to codes [n, k] of 4 bits in reading order. */
+int hetero_awq_codes(int64_t n, int64_t k, const uint32_t *words, size_t words_bytes, uint8_t *codes,
+                     size_t codes_bytes, char *message, size_t message_bytes);
 /* out[i, :] = row ids[i] of the matrix, as float32. */
 int hetero_gather_rows(const hetero_matrix *matrix, const int64_t *ids, int64_t n_ids, float *out, size_t out_bytes,
                        char *message, size_t message_bytes);

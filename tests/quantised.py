@@ -103,11 +103,72 @@ def fp8_one(rng: np.random.Generator, n: int, k: int) -> Quantised:
     return Quantised(parts, values * scale)
 
 
-def packed_words(codes: Array) -> npt.NDArray[np.uint32]:
-    """Eight codes to a word along the last axis, the first in the lowest bits."""
-    shifts = np.arange(0, 32, 4, dtype=np.uint32)
-    words = codes.reshape(*codes.shape[:-1], -1, 8).astype(np.uint32) << shifts
+def packed_words(codes: Array, bits: int = 4) -> npt.NDArray[np.uint32]:
+    """Eight codes of 4 bits or four of 8 to a word along the last axis, the first in the lowest bits."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    words = codes.reshape(*codes.shape[:-1], -1, 32 // bits).astype(np.uint32) << shifts
     return np.bitwise_or.reduce(words, axis=-1)
+
+
+def int8(rng: np.random.Generator, n: int, k: int, *, group: int = 0, scale: str = "BF16") -> Quantised:
+    """compressed-tensors' int-quantized: signed bytes with a scale per row (group 0) or group."""
+    codes, scales, s = _int8(rng, n, k, group, scale)
+    return Quantised({"weight": stored(codes.astype(np.int8)), "weight_scale": s}, codes.astype(np.float32) * scales)
+
+
+def packed_int8(rng: np.random.Generator, n: int, k: int, *, group: int = 0, scale: str = "BF16") -> Quantised:
+    """compressed-tensors' pack-quantized with 8 bits: 128 more than the number, four to a word."""
+    codes, scales, s = _int8(rng, n, k, group, scale)
+    parts = {"weight_packed": stored(packed_words(codes + 128, 8)), "weight_scale": s}
+    parts["weight_shape"] = stored(np.array([n, k], dtype=np.int64))
+    return Quantised(parts, codes.astype(np.float32) * scales)
+
+
+def _int8(rng: np.random.Generator, n: int, k: int, group: int, scale: str) -> tuple[Array, Array, Stored]:
+    codes, groups = rng.integers(-128, 128, (n, k)), k // group if group else 1
+    bits, scales = bf16(rng, (n, groups))
+    s = stored(bits, "BF16")
+    if scale != "BF16":
+        scales = rng.uniform(0.01, 0.03, (n, groups)).astype(np.float16 if scale == "F16" else np.float32)
+        s = stored(scales)
+    return codes, np.repeat(scales.astype(np.float32), k // groups, axis=1), s
+
+
+def gptq8(rng: np.random.Generator, n: int, k: int, *, group: int = 128) -> Quantised:
+    """GPTQ with 8 bits, whose zero points are all 128 and stored less one."""
+    codes, groups = rng.integers(0, 256, (k, n)), k // group
+    scales = rng.uniform(0.01, 0.03, (groups, n)).astype(np.float16)
+    parts = {
+        "qweight": stored(np.ascontiguousarray(packed_words(codes.T, 8).T)),
+        "qzeros": stored(packed_words(np.full((groups, n), 127), 8)),
+        "scales": stored(scales),
+    }
+    wide = np.repeat(scales.astype(np.float32), group, axis=0)
+    return Quantised(parts, np.ascontiguousarray(((codes - 128).astype(np.float32) * wide).T))
+
+
+def mxfp8(rng: np.random.Generator, n: int, k: int) -> Quantised:
+    """e4m3 with an e8m0 scale per 32."""
+    codes, values = e4m3(rng, (n, k))
+    exponent = rng.integers(100, 130, (n, k // 32)).astype(np.uint8)
+    scales = np.exp2(exponent.astype(np.float32) - 127)
+    parts = {"weight": stored(codes, "F8_E4M3"), "weight_scale": stored(exponent)}
+    return Quantised(parts, values * np.repeat(scales, 32, axis=1))
+
+
+def nvfp4(rng: np.random.Generator, n: int, k: int, *, divides: bool = False) -> Quantised:
+    """e2m1 with an e4m3 scale per 16 and a float32: ModelOpt's factor, or the divisor of compressed-tensors."""
+    codes = rng.integers(0, 16, (n, k))
+    raw = rng.integers(0, 0x7F, (n, k // 16), dtype=np.uint8)
+    scales = torch.from_numpy(raw).view(torch.float8_e4m3fn).float().numpy()
+    whole = np.float32(rng.uniform(500, 3000) if divides else rng.uniform(1e-4, 1e-3))
+    parts = {"weight_packed" if divides else "weight": stored(nibbles(codes)), "weight_scale": stored(raw, "F8_E4M3")}
+    if divides:
+        parts |= {"weight_global_scale": stored(np.array([whole])), "input_global_scale": stored(np.array([whole]))}
+    else:
+        parts |= {"weight_scale_2": stored(np.array(whole), shape=()), "input_scale": stored(np.array(whole), shape=())}
+    full = scales / whole if divides else scales * whole
+    return Quantised(parts, E2M1[codes] * np.repeat(full, 16, axis=1))
 
 
 def compressed_int4(

@@ -61,15 +61,36 @@ constexpr int column_of(Kind kind, int r, int k) {
     return kind == kFp8 ? (k >> 1 & 1) * 32 + (r >> 3) * 16 + (k & 1) * 8 + (r & 7) : r * 4 + (k & 3);
 }
 
+// The plane of `Bits` bits, from bit `from` of each code on; a plane of bits was zeroed before.
+template <int Bits> inline void set_plane(uint8_t *plane, int r, const uint8_t *codes, int from) {
+    uint8_t fields[kBlock], joined[16] = {};
+    for (int k = 0; k < kBlock; k++) fields[k] = uint8_t(codes[k] >> from & mask_of(Bits));
+    if (Bits == 1) {
+        for (int line = 0; line < 8; line++) {
+            const uint8_t *four = fields + 4 * line;
+            plane[8 * line + (r >> 1)] |= uint8_t((four[0] | four[1] << 1 | four[2] << 2 | four[3] << 3) << (r & 1) * 4);
+        }
+        return;
+    }
+    if (Bits == 4)
+        for (int i = 0; i < 16; i++) joined[i] = uint8_t(fields[i] | fields[16 + i] << 4);
+    if (Bits == 2)
+        for (int i = 0; i < 8; i++) {
+            const uint8_t *half = fields + 16 * (i >> 2) + (i & 3);
+            joined[i] = uint8_t(half[0] | half[4] << 2 | half[8] << 4 | half[12] << 6);
+        }
+    for (int line = 0; line < Bits; line++) memcpy(plane + 64 * line + 4 * r, joined + 4 * line, 4);
+}
+
+// 32 codes into row r of a block. A line of one row is four bytes, or half a byte in a plane of bits.
 template <Kind K> inline void set_tile_codes(uint8_t *block, int r, const uint8_t *codes) {
     constexpr KindInfo kind = kKindInfo[K];
-    for (int k = 0; k < kBlock; k++) {
-        const int column = column_of(K, r, k);
-        const Field low = plane_field(kind.low, k >> 2, column), high = plane_field(kind.high, k >> 2, column);
-        set_bits(block + low.low, low.low_shift, mask_of(kind.low), codes[k]);
-        if (kind.high)
-            set_bits(block + 64 * kind.low + high.low, high.low_shift, mask_of(kind.high), codes[k] >> kind.low);
+    if (kind.low == 8) {
+        for (int k = 0; k < kBlock; k++) block[64 * (k >> 2) + column_of(K, r, k)] = codes[k];
+        return;
     }
+    set_plane<kind.low>(block, r, codes, 0);
+    if (kind.high) set_plane<kind.high>(block + 64 * kind.low, r, codes, kind.low);
 }
 
 // Formats whose raw blocks hold the codes of a line of one row as four bytes, in the tile's own order.

@@ -45,10 +45,12 @@ constexpr int8_t kFp4Book[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6,
 
 constexpr const int8_t *code_book(Kind kind) { return kind == kNl4 ? kNl4Book : kFp4Book; }
 
-// What an entry of the scale stream holds: one float32, fp16, bf16 or e8m0; 4 ue4m3; fp16 and a minimum; fp16 or bf16
-// and an integer zero point; or one fp16 (two with minima) over 8 or 16 integer scales.
+// What an entry of the scale stream holds: one float32, fp16, bf16 or e8m0; ue4m3 for each 16 inputs, of themselves or
+// under one float32; fp16 and a minimum; fp16 or bf16 and an integer zero point; or one fp16 (two with minima) over 8 or
+// 16 integer scales.
 enum Scales {
-    kNone, kFloat, kHalf, kBfloat, kE8m0, kE4m3, kHalfMin, kHalfZero, kBfloatZero, kSub2, kSub3, kSubXs, kSub4, kSub6
+    kNone, kFloat, kHalf, kBfloat, kE8m0, kE4m3, kE4m3Float, kHalfMin, kHalfZero, kBfloatZero, kSub2, kSub3, kSubXs,
+    kSub4, kSub6
 };
 
 struct FormatInfo {
@@ -60,7 +62,7 @@ struct FormatInfo {
     int codes;        // where its codes (or their low bits) begin
     int high;         // where their high bits begin; 0: none
     int d;            // where its scale is (of two levels: the floating-point one)
-    int m;            // where its minimum or zero point is; -1: none
+    int m;            // where its minimum, zero point or float32 of the whole row is; -1: none
     int sub;          // where integer scales are; -1: none
     int scale_k;      // inputs that one entry of the tile's scale stream covers; 0: no scales
     int scale_bytes;  // bytes of that entry, for 16 rows
@@ -97,6 +99,18 @@ constexpr FormatInfo kFormats[HETERO_FORMATS] = {
     {"U4_32_F16", kU4M, kHalfZero, 32, 20, 4, 0, 0, 2, -1, 32, 48},
     {"U4_64_F16", kU4M, kHalfZero, 64, 36, 4, 0, 0, 2, -1, 64, 48},
     {"U4_128_F16", kU4M, kHalfZero, 128, 68, 4, 0, 0, 2, -1, 128, 48},
+    {"NVFP4_F32_64", kFp4x2, kE4m3Float, 64, 40, 8, 0, 4, 0, -1, 64, 128},
+    {"NVFP4_F32_128", kFp4x2, kE4m3Float, 128, 76, 12, 0, 4, 0, -1, 128, 192},
+    {"NVFP4_F32_256", kFp4x2, kE4m3Float, 256, 148, 20, 0, 4, 0, -1, 256, 320},
+    {"I8_32", kS8, kBfloat, 32, 34, 2, 0, 0, -1, -1, 32, 32},
+    {"I8_64", kS8, kBfloat, 64, 66, 2, 0, 0, -1, -1, 64, 32},
+    {"I8_128", kS8, kBfloat, 128, 130, 2, 0, 0, -1, -1, 128, 32},
+    {"I8_32_F16", kS8, kHalf, 32, 34, 2, 0, 0, -1, -1, 32, 32},
+    {"I8_64_F16", kS8, kHalf, 64, 66, 2, 0, 0, -1, -1, 64, 32},
+    {"I8_128_F16", kS8, kHalf, 128, 130, 2, 0, 0, -1, -1, 128, 32},
+    {"I8_32_F32", kS8, kFloat, 32, 36, 4, 0, 0, -1, -1, 32, 64},
+    {"I8_64_F32", kS8, kFloat, 64, 68, 4, 0, 0, -1, -1, 64, 64},
+    {"I8_128_F32", kS8, kFloat, 128, 132, 4, 0, 0, -1, -1, 128, 64},
 };
 
 constexpr Kind kind_of(int format) { return kFormats[format].kind; }

@@ -157,21 +157,34 @@ inline void decode_e8m0(const uint8_t *entry, float *to) {
     }
 }
 
-// ue4m3 as fp16 is too small by 2^8; half of it is meant.
-inline void decode_e4m3(const uint8_t *entry, ScalePanel *out, int64_t at) {
-    for (int g = 0; g < 4; g++)
+// Eight scales under the float32 of their rows, as `under` has it.
+inline __m256 scales_under(const uint8_t *wholes, __m256 scale) {
+    const __m256 whole = _mm256_loadu_ps(reinterpret_cast<const float *>(wholes));
+    return _mm256_blendv_ps(_mm256_mul_ps(scale, whole), _mm256_div_ps(scale, negated(whole)), whole);
+}
+
+// ue4m3 as fp16 is too small by 2^8; half of it is meant. F: under a float32 or not.
+template <int F> inline void decode_e4m3(const uint8_t *entry, ScalePanel *out, int64_t at) {
+    constexpr FormatInfo f = kFormats[F];
+    for (int g = 0; g < f.scale_k / 16; g++)
         for (int h = 0; h < 2; h++) {
             const __m128i v =
                 _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(entry + 16 * g + 8 * h)));
             const __m128i half = _mm_slli_epi16(_mm_and_si128(v, _mm_set1_epi16(0x7f)), 7);
             const __m128i kept = _mm_andnot_si128(_mm_cmpeq_epi16(v, _mm_set1_epi16(0x7f)), half);
-            _mm256_store_ps(out->d[g & 1][at + (g >> 1)] + 8 * h,
-                            _mm256_mul_ps(_mm256_cvtph_ps(kept), _mm256_set1_ps(128.f)));
+            const __m256 scale = _mm256_mul_ps(_mm256_cvtph_ps(kept), _mm256_set1_ps(128.f));
+            float *to = out->d[g & 1][at + (g >> 1)] + 8 * h;
+            if (f.scales == kE4m3) _mm256_store_ps(to, scale);
+            else _mm256_store_ps(to, scales_under(entry + f.scale_k + 32 * h, scale));
         }
 }
 
-// One 16-bit scale, with a minimum or a zero point.
+// One float32 or 16-bit scale, the latter with a minimum or a zero point.
 template <Scales S> inline void decode_pairs(const uint8_t *entry, float *d, float *m) {
+    if (S == kFloat) {
+        memcpy(d, entry, 4 * kRows);
+        return;
+    }
     for (int h = 0; h < 2; h++) {
         const uint8_t *at = entry + 16 * h;
         const __m256 scale = S == kBfloat || S == kBfloatZero ? bfloats(at) : halves(at);
@@ -194,7 +207,7 @@ template <int F> inline void decode_scales(const uint8_t *scales, int64_t first,
         else if constexpr (f.scales == kSub3 || f.scales == kSubXs) decode_six_bits<F>(entry, out, b);
         else if constexpr (f.scales == kSub4) decode_sub4(entry, out, b);
         else if constexpr (f.scales == kSub6) decode_sub6(entry, out, b);
-        else if constexpr (f.scales == kE4m3) decode_e4m3(entry, out, b);
+        else if constexpr (f.scales == kE4m3 || f.scales == kE4m3Float) decode_e4m3<F>(entry, out, b);
         else
             for (int64_t i = b; i < b + blocks; i++) {
                 if constexpr (f.scales == kE8m0) decode_e8m0(entry, out->d[0][i]);

@@ -64,9 +64,10 @@ template <int F> void pack_scales(const uint8_t *block, uint8_t *entry, int r) {
     constexpr Scales s = f.scales;
     if (s == kFloat) memcpy(entry + 4 * r, block + f.d, 4);
     else if (s == kE8m0) entry[r] = block[f.d];
-    else if (s == kE4m3)
-        for (int g = 0; g < 4; g++) entry[16 * g + r] = block[f.d + g];
+    else if (s == kE4m3 || s == kE4m3Float)
+        for (int g = 0; g < f.block_k / 16; g++) entry[16 * g + r] = block[f.d + g];
     else store16(entry + 2 * r, load16(block + f.d));
+    if (s == kE4m3Float) memcpy(entry + f.block_k + 4 * r, block + f.m, 4);
     if (s == kHalfMin || s == kSub2 || s == kSub4) store16(entry + 32 + 2 * r, load16(block + f.m));
     if (s == kHalfZero || s == kBfloatZero) entry[32 + r] = block[f.m];
     if (s == kSub4) {
@@ -87,9 +88,10 @@ template <int F> void unpack_scales(uint8_t *block, const uint8_t *entry, int r)
     constexpr Scales s = f.scales;
     if (s == kFloat) memcpy(block + f.d, entry + 4 * r, 4);
     else if (s == kE8m0) block[f.d] = entry[r];
-    else if (s == kE4m3)
-        for (int g = 0; g < 4; g++) block[f.d + g] = entry[16 * g + r];
+    else if (s == kE4m3 || s == kE4m3Float)
+        for (int g = 0; g < f.block_k / 16; g++) block[f.d + g] = entry[16 * g + r];
     else store16(block + f.d, load16(entry + 2 * r));
+    if (s == kE4m3Float) memcpy(block + f.m, entry + f.block_k + 4 * r, 4);
     if (s == kHalfMin || s == kSub2 || s == kSub4) store16(block + f.m, load16(entry + 32 + 2 * r));
     if (s == kHalfZero || s == kBfloatZero) {
         block[f.m] = entry[32 + r];
@@ -133,6 +135,9 @@ inline float load_float(const uint8_t *p) {
     return v;
 }
 
+// A scale under the float32 of its row, which is a factor, or negative and then the divisor: as files have either.
+inline float under(float whole, float scale) { return whole < 0 ? scale / -whole : scale * whole; }
+
 // Scales of one group of 32 inputs of a row: each half's d and minimum (with its sign; of formats with a zero point:
 // that zero point).
 struct RowScales {
@@ -146,6 +151,10 @@ template <int F> RowScales row_scales(const uint8_t *block, int g) {
     if (s == kFloat) return {{load_float(at), load_float(at)}, {0, 0}};
     if (s == kE8m0) return {{e8m0_half(*at), e8m0_half(*at)}, {0, 0}};
     if (s == kE4m3) return {{ue4m3_half(at[2 * g]), ue4m3_half(at[2 * g + 1])}, {0, 0}};
+    if (s == kE4m3Float) {
+        const float whole = load_float(block + f.m);
+        return {{under(whole, ue4m3_half(at[2 * g])), under(whole, ue4m3_half(at[2 * g + 1]))}, {0, 0}};
+    }
     const uint16_t bits = load16(at);
     const float d = s == kBfloat || s == kBfloatZero ? bf16_to_float(bits) : half_to_float(bits);
     const float m = s == kHalfMin || s == kSub2 || s == kSub4 ? half_to_float(load16(block + f.m)) : 0.f;
@@ -178,6 +187,8 @@ template <int F> bool scales_are_finite(const uint8_t *block) {
         case kFloat: return is_finite(256.f * load_float(at));
         case kE8m0: return *at != 255;
         case kE4m3: return true;
+        case kE4m3Float:
+            return is_finite(load_float(block + f.m)) && is_finite(under(load_float(block + f.m), 448.f));
         case kBfloat: case kBfloatZero: return is_finite(bf16_to_float(load16(at)));
         case kHalfMin: case kSub2: case kSub4: return is_finite_half(load16(at)) && is_finite_half(load16(block + f.m));
         default: return is_finite_half(load16(at));

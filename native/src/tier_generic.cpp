@@ -14,5 +14,6 @@ const TileTable kTileKernels = tile_table();
 #include "api.h"
 #include "attention.h"
 #include "measure.h"
+#include "repack.h"
 #include "replay.h"
 #include "route.h"

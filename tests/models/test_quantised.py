@@ -28,6 +28,7 @@ from tests.tiny_tokenizer import save_tokenizer
 
 KERNELS = Kernels("generic")
 ODD = {"hidden_size": 160, "moe_intermediate_size": 96, "head_dim": 40}  # ragged blocks of 128, groups of 32
+RAGGED = {"hidden_size": 192, "moe_intermediate_size": 320, "head_dim": 48}  # multiples of 64 alone
 EVEN = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64}
 
 KINDS: dict[str, tuple[q.Make, str, dict[str, int]]] = {
@@ -49,6 +50,18 @@ KINDS: dict[str, tuple[q.Make, str, dict[str, int]]] = {
     "awq group 32": (partial(q.awq, group=32), "U4_32_F16", ODD),
     "mxfp4 in int8": (partial(q.mxfp4, signed=True), "MXFP4", ODD),
     "mxfp4 packed": (partial(q.mxfp4, name="weight_packed"), "MXFP4", ODD),
+    "int8 per row": (q.int8, "I8_32", ODD),
+    "int8 per row, float32": (partial(q.int8, scale="F32"), "I8_128_F32", EVEN),
+    "int8 group 64, fp16": (partial(q.int8, group=64, scale="F16"), "I8_64_F16", EVEN),
+    "int8 packed": (partial(q.packed_int8, group=32), "I8_32", ODD),
+    "int8 packed, per row, float32": (partial(q.packed_int8, scale="F32"), "I8_32_F32", ODD),
+    "gptq 8 bits": (q.gptq8, "I8_128_F16", EVEN),
+    "gptq 8 bits, group 32": (partial(q.gptq8, group=32), "I8_32_F16", ODD),
+    "mxfp8": (q.mxfp8, "BF16", ODD),
+    "nvfp4": (q.nvfp4, "NVFP4_F32_64", RAGGED),
+    "nvfp4, 128": (q.nvfp4, "NVFP4_F32_128", EVEN),
+    "nvfp4, 256, divided": (partial(q.nvfp4, divides=True), "NVFP4_F32_256", EVEN | {"moe_intermediate_size": 256}),
+    "nvfp4, divided": (partial(q.nvfp4, divides=True), "NVFP4_F32_64", RAGGED),
 }  # fmt: skip
 
 
@@ -65,6 +78,11 @@ def canonical(config: dict[str, Any], weights: dict[str, Any], name: str) -> npt
         return weights[f"{name}.weight"]
     stem, expert, part = name.rsplit(".", 2)
     return weights[f"{stem}.{part.removesuffix('_proj')}.weight"][int(expert)]
+
+
+OF_8_BITS = [kind for kind in KINDS if kind.startswith(("int8 packed", "gptq 8 bits"))]
+EIGHT = {"quantization_config": {"bits": 8}}
+"""What a config.json has to say of packed integers of 8 bits."""
 
 
 def make(
@@ -109,15 +127,14 @@ def equal(found: npt.NDArray[np.float32], truth: npt.NDArray[np.float32]) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_are_those_of_the_formula(tmp_path: Path, kind: str) -> None:
     maker, format, sizes = KINDS[kind]
-    path, _, values = make(tmp_path / "m", maker, sizes)
+    path, _, values = make(tmp_path / "m", maker, sizes, EIGHT if kind in OF_8_BITS else None)
     with open_checkpoint(path) as c:
         for name, truth in values.items():
             equal(read(c, name), truth)
         for name in ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.experts.5.down_proj"):
             for start, stop in ((0, 1), (3, 21), (len(values[name]) - 5, len(values[name]))):
                 equal(read(c, name, start, stop), values[name][start:stop])
-        assert c.info("model.layers.0.mlp.experts.up.weight").format == format
-        assert c.info("model.layers.0.self_attn.o_proj.weight").format == format
+        assert c.info("model.layers.0.mlp.experts.down.weight").format == format
         assert c.info("model.embed_tokens.weight").format == "F32"
         assert c.notes == ()
 
@@ -146,7 +163,10 @@ def test_stacks_of_codes_give_each_expert_its_values(
             equal(read(c, name, 7, 30), values[7:30])
 
 
-@pytest.mark.parametrize("kind", ["fp8 128x128", "int4 group 32, zero points", "gptq", "awq", "mxfp4 in int8"])
+STORED = ["fp8 128x128", "int4 group 32, zero points", "gptq", "awq", "mxfp4 in int8", "int8 per row", "nvfp4, divided"]
+
+
+@pytest.mark.parametrize("kind", STORED)
 def test_a_store_keeps_codes_and_scales(tmp_path: Path, kind: str) -> None:
     path, _, values = make(tmp_path / "m", KINDS[kind][0], KINDS[kind][2])
     save_tokenizer(path)
@@ -179,6 +199,36 @@ def test_values_are_those_of_compressed_tensors(tmp_path: Path) -> None:
             equal(read(c, name), truth.numpy())
 
 
+@pytest.mark.parametrize("kind", ["nvfp4, divided", "mxfp8", "int8 per row"])
+def test_floating_point_codes_have_the_values_of_compressed_tensors(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
+    from compressed_tensors.compressors.naive_quantized.base import IntQuantizationCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    compressor, args = {
+        "mxfp8": (MXFP8QuantizationCompressor, {"num_bits": 8, "type": "float", "group_size": 32}),
+        "int8 per row": (IntQuantizationCompressor, {"num_bits": 8, "type": "int", "strategy": "channel"}),
+        "nvfp4, divided": (None, {"num_bits": 4, "type": "float", "group_size": 16}),
+    }[kind]
+    maker, _, sizes = KINDS[kind]
+    path, tensors, _ = make(tmp_path / "m", maker, sizes)
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
+    for name in (NAME, "model.layers.0.self_attn.k_proj"):
+        parts = {p: tensor(t) for n, t in tensors.items() if (p := n.removeprefix(f"{name}.")) != n}
+        if compressor is None:  # its decompress() makes bfloat16 of them
+            packed, whole = parts["weight_packed"], parts["weight_global_scale"]
+            codes = unpack_fp4_from_uint8(packed, len(packed), 2 * packed.shape[1], dtype=torch.float32)
+            truth = dequantize(codes, parts["weight_scale"].float(), args=scheme.weights, global_scale=whole)
+        else:
+            wide = {"weight_scale": parts["weight_scale"].float()} if kind == "int8 per row" else {}
+            truth = compressor.decompress(parts | wide, scheme)["weight"].float()
+        with open_checkpoint(path) as c:
+            equal(read(c, name), truth.numpy())
+
+
 def test_values_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -200,6 +250,7 @@ def test_values_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.Mo
 def tensor(t: q.Stored) -> torch.Tensor:
     """A stored tensor for torch."""
     types = {"I32": torch.int32, "I64": torch.int64, "BF16": torch.bfloat16, "U8": torch.uint8, "F16": torch.float16}
+    types |= {"F32": torch.float32, "F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
     return torch.frombuffer(bytearray(t.data), dtype=types[t.dtype]).reshape(t.shape)
 
 
@@ -261,15 +312,35 @@ HEADERS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
     "group of the config differs": (
         "gptq", lambda t: None, {"quantization_config": {"bits": 4, "group_size": 64}}, ["groups of 128", "says 64"],
     ),
-    "8 bits": ("gptq", lambda t: None, {"quantization_config": {"bits": 8, "group_size": 128}}, ["codes of 8 bits"]),
+    "3 bits": ("gptq", lambda t: None, {"quantization_config": {"bits": 3, "group_size": 128}}, ["codes of 3 bits"]),
+    "4 bits that are called 8": (
+        "gptq", lambda t: None, {"quantization_config": {"bits": 8}}, ["qzeros' has shape [2, 32]; expected [2, 64]"],
+    ),
     "gptq columns": ("gptq", put("qweight", np.ones((16, 100), np.int32)), None, ["[16, 100]", "(GPTQ)", "(AWQ)"]),
     "gptq zero points missing": ("gptq", without("qzeros"), None, ["no zero points; expected 'qzeros'"]),
     "awq zero points of another shape": ("awq", put("qzeros", np.ones((2, 32), np.int32)), None, ["expected [1, 32]"]),
     "mxfp4 scales of another shape": (
         "mxfp4 in int8", put("scale", np.ones((160, 2), np.uint8), "F8_E8M0"), None, ["[160, 2]; expected [160, 3]"],
     ),
-    "nvfp4": ("mxfp4 packed", put("weight_scale", np.ones((160, 6), np.uint8), "F8_E4M3"), None, ["is NVFP4"]),
-    "int8": ("mxfp4 in int8", put("scale", np.ones((160, 1), np.float32)), None, ["8-bit integers"]),
+    "nvfp4 without its second scale": (
+        "mxfp4 packed", put("weight_scale", np.ones((160, 6), np.uint8), "F8_E4M3"), None,
+        ["has no scales", "'weight_scale_2' or 'weight_global_scale'"],
+    ),
+    "nvfp4 with several second scales": (
+        "nvfp4", put("weight_scale_2", np.ones(192, np.float32)), None, ["has shape [192]; expected one number"],
+    ),
+    "nvfp4 scales of another shape": (
+        "nvfp4", put("weight_scale", np.ones((192, 5), np.uint8), "F8_E4M3"), None, ["[192, 5]; expected [192, 20]"],
+    ),
+    "bytes with scales of no known kind": (
+        "mxfp4 in int8", put("scale", np.ones((160, 1), np.float32)), None, ["scales of F32", "this version reads"],
+    ),
+    "int8 with zero points": (
+        "int8 per row", put("weight_zero_point", np.ones((160, 1), np.int8)), None, ["with zero points", "symmetric"],
+    ),
+    "int8 scales of another shape": (
+        "int8 per row", put("weight_scale", np.ones((160, 5), np.uint16)), None, ["[160, 5]; expected groups of 32"],
+    ),
 }  # fmt: skip
 
 
@@ -309,6 +380,17 @@ CONTENTS: dict[str, tuple[str, Any, dict[str, Any] | None, list[str]]] = {
     "int4 shape": ("int4 group 32", spoil("weight_shape", 161), None, ["is [161, 96]; expected [160, 96]"]),
     "gptq permuted": ("gptq", spoil("g_idx", 7, 3), None, ["g_idx", "permutes the inputs"]),
     "gptq not symmetric": ("gptq", lambda t: None, {"quantization_config": {"sym": True}}, ["zero point", "symmetric"]),
+    "gptq of 8 bits, not symmetric": (
+        "gptq 8 bits", spoil("qzeros", 0x7F7F7F7E), EIGHT, ["the zero point of group 0 of row 0 is 127; expected 128"],
+    ),
+    "int8 scale NaN": ("int8 per row", spoil("weight_scale", 0x7FC0, 3), None, ["row 3 is NaN"]),
+    "int8 scale zero": ("int8 per row", spoil("weight_scale", 0, 3), None, ["group 0 of row 3 is 0, but the codes"]),
+    "mxfp8 scale NaN": ("mxfp8", spoil("weight_scale", 255, 4), None, ["of row 1 is NaN"]),
+    "mxfp8 beyond bfloat16": ("mxfp8", spoil("weight_scale", 0, 4), None, ["block 1 of row 1", "smaller than any"]),
+    "nvfp4 scale NaN": ("nvfp4", spoil("weight_scale", 0x7F, 21), None, ["group 1 of row 1 is NaN or negative"]),
+    "nvfp4 scale negative": ("nvfp4", spoil("weight_scale", 0xB8, 1), None, ["group 1 of row 0 is NaN or negative"]),
+    "nvfp4 second scale zero": ("nvfp4", spoil("weight_scale_2", 0), None, ["weight_scale_2' holds 0.0; expected a"]),
+    "nvfp4 second scale infinite": ("nvfp4", spoil("weight_scale_2", 0x7F800000), None, ["holds inf; expected a pos"]),
     "mxfp4 scale NaN": ("mxfp4 in int8", spoil("scale", 255, 4), None, ["block 1 of row 1 is NaN"]),
 }  # fmt: skip
 

@@ -70,6 +70,42 @@ struct Caller {
                                    chance.bytes(raw), chance.at(block), message.text, message.bytes);
     }
 
+    int join_rows() {
+        int f = format();
+        while (!joins(f)) f = format();
+        const FormatInfo &info = kFormats[f];
+        const int64_t n = rows(), k = inputs(f), group = info.block_k * chance.between(1, 3);
+        const bool two_levels = info.scales == kE4m3Float, zero = info.scales == kHalfZero || info.scales == kBfloatZero;
+        const int64_t groups = ceil_div(k, two_levels ? 16 : group), item = info.scales == kFloat ? 4 : info.scales == kE8m0 || two_levels ? 1 : 2;
+        const int64_t codes = n * k * kKindInfo[info.kind].low / 8, extra = n * (two_levels ? 4 : zero ? groups : 0);
+        const int64_t raw = n * raw_row_bytes(f, k);
+        return hetero_join_rows(chance.number(f), chance.count(n), chance.count(k), chance.count(group),
+                                chance.at(chance.room(codes)), chance.bytes(codes), chance.at(chance.room(n * groups * item)),
+                                chance.bytes(n * groups * item), chance.at(chance.room(extra)), chance.bytes(extra),
+                                chance.at(chance.room(raw)), chance.bytes(raw), message.text, message.bytes);
+    }
+    static bool joins(int f) {
+        const KindInfo kind = kind_info(f);
+        const Scales s = kFormats[f].scales;
+        return !kind.high && (kind.low == 4 || kind.low == 8) && s != kE4m3 && s != kHalfMin && s < kSub2;
+    }
+
+    int transpose() {
+        const int64_t item = chance.below(2) ? 2 : 4, lines = chance.between(1, 70), columns = chance.between(1, 70);
+        const int64_t step = chance.between(1, 3), stride = columns * step + chance.below(5);
+        const int64_t in = item * ((lines - 1) * stride + (columns - 1) * step + 1), out = item * lines * columns;
+        return hetero_transpose(chance.number(int32_t(item)), chance.count(lines), chance.count(columns),
+                                chance.count(stride), chance.count(step), chance.at(chance.room(in)), chance.bytes(in),
+                                chance.at(chance.room(out)), chance.bytes(out), message.text, message.bytes);
+    }
+
+    int awq() {
+        const int64_t n = 8 * chance.between(1, 40), k = 8 * chance.between(1, 20), size = n * k / 2;
+        auto *words = reinterpret_cast<uint32_t *>(chance.room(size));
+        return hetero_awq_codes(chance.count(n), chance.count(k), chance.at(words), chance.bytes(size),
+                                chance.at(chance.room(size)), chance.bytes(size), message.text, message.bytes);
+    }
+
     hetero_matrix matrix(int f, int64_t n, int64_t k) {
         const int64_t size = packed_bytes(f, n, k);
         return {chance.number(f), chance.count(n), chance.count(k), chance.at(chance.room(size)), chance.bytes(size)};
