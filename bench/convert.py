@@ -13,23 +13,22 @@ import json
 import os
 import platform
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from bench.convert_sources import EXPERTS, KINDS, layer_bytes, make
 from hetero.models.checkpoint import open_checkpoint
 from hetero.native import Kernels, choose_tier
 
 ROOT = Path(__file__).resolve().parent.parent
-HIDDEN, INTER, EXPERTS, VOCAB = 2048, 1408, 16, 1024
 ALLOWED = 300 << 20
 _CHUNK = 16 << 20
 _CHILD = """
@@ -43,119 +42,6 @@ seconds = time.perf_counter() - started
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 print(json.dumps({"seconds": seconds, "peak": peak, "store": report.store_bytes}))
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """One tensor to be written: what repeats in it, or None for random codes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    pattern: bytes | None = None
-
-    @property
-    def n_bytes(self) -> int:
-        size = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}.get(self.dtype, 1)
-        return int(np.prod(self.shape, dtype=np.int64)) * size
-
-
-BF16 = b"\x23\x3c"  # 0.01
-F16 = b"\x1f\x21"  # 0.01
-
-
-def _plain(n: int, k: int) -> dict[str, Tensor]:
-    return {"weight": Tensor("BF16", (n, k))}
-
-
-def _fp8(n: int, k: int) -> dict[str, Tensor]:
-    scale = Tensor("F32", (-(-n // 128), -(-k // 128)), struct.pack("<f", 1e-3))
-    return {"weight": Tensor("F8_E4M3", (n, k)), "weight_scale_inv": scale}
-
-
-def _int4(n: int, k: int, group: int = 32, zeros: bool = False) -> dict[str, Tensor]:
-    out = {"weight_packed": Tensor("I32", (n, k // 8)), "weight_scale": Tensor("BF16", (n, k // group), BF16)}
-    out["weight_shape"] = Tensor("I64", (2,), struct.pack("<2q", n, k))
-    return out | ({"weight_zero_point": Tensor("I32", (n // 8, k // group))} if zeros else {})
-
-
-def _mxfp4(n: int, k: int) -> dict[str, Tensor]:
-    return {"weight": Tensor("I8", (n, k // 2)), "scale": Tensor("F8_E8M0", (n, k // 32), b"\x70")}
-
-
-def _gptq(n: int, k: int) -> dict[str, Tensor]:
-    return {"qweight": Tensor("I32", (k // 8, n)), **_scales(n, k)}
-
-
-def _awq(n: int, k: int) -> dict[str, Tensor]:
-    return {"qweight": Tensor("I32", (k, n // 8)), **_scales(n, k)}
-
-
-def _scales(n: int, k: int) -> dict[str, Tensor]:
-    return {"qzeros": Tensor("I32", (k // 128, n // 8)), "scales": Tensor("F16", (k // 128, n), F16)}
-
-
-KINDS: dict[str, Callable[[int, int], dict[str, Tensor]]] = {
-    "BF16": _plain,
-    "FP8 128 x 128": _fp8,
-    "INT4 group 32": _int4,
-    "INT4 group 128, zero points": lambda n, k: _int4(n, k, 128, True),
-    "MXFP4": _mxfp4,
-    "GPTQ": _gptq,
-    "AWQ": _awq,
-}
-
-
-def tensors(kind: str, layers: int) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a Qwen3-MoE with `layers` layers whose experts are stored as `kind`."""
-    yield "model.embed_tokens.weight", Tensor("BF16", (VOCAB, HIDDEN), BF16)
-    yield "lm_head.weight", Tensor("BF16", (VOCAB, HIDDEN), BF16)
-    yield "model.norm.weight", Tensor("BF16", (HIDDEN,), BF16)
-    for layer in range(layers):
-        p = f"model.layers.{layer}."
-        for norm, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN)):
-            yield f"{p}{norm}.weight", Tensor("BF16", (size,), BF16)
-        for norm in ("q_norm", "k_norm"):
-            yield f"{p}self_attn.{norm}.weight", Tensor("BF16", (128,), BF16)
-        for name, shape in (("q", (512, HIDDEN)), ("k", (128, HIDDEN)), ("v", (128, HIDDEN)), ("o", (HIDDEN, 512))):
-            yield f"{p}self_attn.{name}_proj.weight", Tensor("BF16", shape, BF16)
-        yield f"{p}mlp.gate.weight", Tensor("BF16", (EXPERTS, HIDDEN), BF16)
-        for e in range(EXPERTS):
-            for part, (n, k) in (("gate", (INTER, HIDDEN)), ("up", (INTER, HIDDEN)), ("down", (HIDDEN, INTER))):
-                for name, t in KINDS[kind](n, k).items():
-                    yield f"{p}mlp.experts.{e}.{part}_proj.{name}", t
-
-
-def layer_bytes(kind: str) -> int:
-    """Bytes of the experts of one layer in the file."""
-    return sum(t.n_bytes for name, t in tensors(kind, 1) if ".experts." in name)
-
-
-def make(kind: str, size: int, folder: Path) -> Path:
-    """A checkpoint of about `size` bytes in `folder`."""
-    layers = max(2, round(size / layer_bytes(kind)))
-    folder.mkdir()
-    config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": HIDDEN}
-    config |= {"vocab_size": VOCAB, "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 1}
-    config |= {"head_dim": 128, "intermediate_size": INTER, "moe_intermediate_size": INTER, "num_experts": EXPERTS}
-    config |= {"num_experts_per_tok": 2, "max_position_embeddings": 1024, "quantization_config": {"bits": 4}}
-    (folder / "config.json").write_text(json.dumps(config))
-    from tests.tiny_tokenizer import save_tokenizer
-
-    save_tokenizer(folder)
-    # No e4m3 NaN, no infinite bfloat16: the highest bit of the exponent stays clear.
-    noise = (np.random.default_rng(0).integers(0, 256, 64 << 20, dtype=np.uint8) & 0xBF).tobytes()
-    header, offset = {}, 0
-    for name, t in tensors(kind, layers):
-        header[name] = {"dtype": t.dtype, "shape": t.shape, "data_offsets": (offset, offset + t.n_bytes)}
-        offset += t.n_bytes
-    raw = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as f:
-        f.write(struct.pack("<Q", len(raw)) + raw)
-        for _, t in tensors(kind, layers):
-            f.write(noise[: t.n_bytes] if t.pattern is None else t.pattern * (t.n_bytes // len(t.pattern)))
-        f.flush()
-        os.fsync(f.fileno())
-    return folder
 
 
 def write_rate(folder: Path, size: int) -> float:
@@ -172,20 +58,22 @@ def write_rate(folder: Path, size: int) -> float:
     return done / seconds
 
 
-def decode_rate(source: Path, kernels: Kernels) -> float:
-    """Bytes of raw rows per second that all CPUs copy and dequantise together."""
+def decode_rate(kind: str, source: Path, kernels: Kernels) -> float:
+    """Bytes of a checkpoint per second whose raw rows all CPUs copy and dequantise together."""
     with open_checkpoint(source) as c:
-        info = c.info("model.layers.0.mlp.experts.up.weight")
-        rows = [c.read_rows(info.name, e) for e in range(EXPERTS)]
+        infos = [c.info(f"model.layers.0.mlp.experts.{part}.weight") for part in ("gate", "up", "down")]
+        rows = [(info.format, info.shape[-1], c.read_rows(info.name, e)) for info in infos for e in range(EXPERTS)]
+        share = sum(info.n_bytes for info in infos) / layer_bytes(kind)
 
-    def work(raw: np.ndarray) -> int:  # type: ignore[type-arg]
-        kernels.dequantize(info.format, raw.copy(), len(raw), HIDDEN)
+    def work(matrix: tuple[str, int, np.ndarray]) -> int:  # type: ignore[type-arg]
+        format, k, raw = matrix
+        kernels.dequantize(format, raw.copy(), len(raw), k)
         return raw.nbytes
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         started = time.perf_counter()
-        done = sum(pool.map(work, rows * 2))
-        return done / (time.perf_counter() - started)
+        done = sum(pool.map(work, rows))
+        return done / (time.perf_counter() - started) / share
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,27 +98,28 @@ class Row:
 def measure(kind: str, size: int, folder: Path, tier: str) -> Row:
     """Make, convert and bound one kind; nothing is left."""
     source = make(kind, size, folder / "source")
-    weights = (source / "model.safetensors").stat().st_size
+    weights = max(path.stat().st_size for path in (folder / "source").iterdir())
     command = [sys.executable, "-c", _CHILD, str(source), str(folder / "store.hetero"), tier]
     try:
+        before = write_rate(folder, size)
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"converting {kind}: {done.stderr}")
         made = json.loads(done.stdout)
         shutil.rmtree(folder / "store.hetero")
-        writes = write_rate(folder, made["store"]) * weights / made["store"]
+        writes = max(before, write_rate(folder, made["store"]))
         return Row(
             kind,
             weights,
             made["store"],
             weights / made["seconds"],
-            writes,
-            decode_rate(source, Kernels(tier)),
+            writes * weights / made["store"],
+            decode_rate(kind, source, Kernels(tier)),
             made["peak"],
             2 * layer_bytes(kind) + ALLOWED,
         )
     finally:
-        shutil.rmtree(source)
+        shutil.rmtree(folder / "source")
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -253,9 +142,10 @@ def page(rows: Sequence[Row], tier: str) -> str:
             "# Conversion",
             "",
             about,
-            "per second. *disk* is writing and syncing a file of the store's size, *decode* copying the weights while",
-            "the kernels' `dequantize` decodes them on all CPUs; *share* is of the lower one. The checkpoint is in the",
-            "page cache.",
+            "per second. *disk* is writing and syncing a file of the store's size, before the conversion or after it,",
+            "the faster one; *decode* is copying the weights while the kernels' `dequantize` decodes them on all CPUs;",
+            "*share* is of the lower one. *peak* is the most memory that the process had; *allowed* are two layers and",
+            "300 MB. The checkpoint is in the page cache.",
             "",
             table(rows),
             "",

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 from hetero.machine.types import ModelError, TierError, UsageError
 from hetero.models.formats import SAFETENSORS_BITS, StoredTensor, n_elements
+from hetero.models.shards import check_copies, unused_shards
 from hetero.models.sniff import PICKLE_HINT, explain, first_bytes
 from hetero.models.wording import counted
 
@@ -156,7 +157,7 @@ def read_hf_directory(path: Path) -> HfDirectory:
     config = read_json(config_path, 16 << 20)
     index_path = path / INDEX
     if index_path.exists():
-        files, tensors, notes = _indexed(path, index_path)
+        files, tensors, notes = _indexed(path, index_path, config)
     elif (path / SINGLE).exists():
         files = (path / SINGLE,)
         tensors = read_header(files[0], 0)
@@ -166,37 +167,44 @@ def read_hf_directory(path: Path) -> HfDirectory:
     return HfDirectory(path, config, files, tuple(tensors), notes)
 
 
-def _indexed(path: Path, index_path: Path) -> tuple[tuple[Path, ...], list[StoredTensor], tuple[str, ...]]:
+def _indexed(
+    path: Path, index_path: Path, config: Mapping[str, Any]
+) -> tuple[tuple[Path, ...], list[StoredTensor], tuple[str, ...]]:
     weight_map = read_json(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index_path}: has no weight_map; expected a table of tensors and their files", _AGAIN)
     names = _shard_names(index_path, weight_map)
     missing = [n for n in names if not os.path.exists(path / n)]  # unlike Path.exists it raises for no name
-    if missing:
+    unused = unused_shards(missing, weight_map, config)
+    if len(unused) < len(missing):
         raise ModelError(
             f"{path}: {len(missing)} of {counted(len(names), 'file')} of the model "
             f"{'is' if len(missing) == 1 else 'are'} missing: {', '.join(map(repr, missing))}",
             f"download them into {path}",
         )
+    names = [n for n in names if n not in unused]
     files = tuple(path / n for n in names)
     number = {n: i for i, n in enumerate(names)}
     found: dict[str, StoredTensor] = {}
-    notes = list(_stray(path, set(names)))
+    copies: list[StoredTensor] = []
+    notes = [f"{path / n}: is missing; it has only multi-token prediction, which is not used yet" for n in unused]
+    notes += _stray(path, set(names))
     for i, file in enumerate(files):
         for t in read_header(file, i):
             home = weight_map.get(t.name)
             if home is None:
                 notes.append(f"{file.name}: the tensor {t.name!r} is not in the index and is ignored")
-            elif number[home] == i:
+            elif number.get(home) == i:
                 found[t.name] = t
-            else:
-                notes.append(f"{file.name}: the tensor {t.name!r} is a second copy and is ignored")
+            elif home in number:
+                copies.append(t)
     for name, home in weight_map.items():
-        if name not in found:
+        if name not in found and home in number:
             raise ModelError(
                 f"{path / home}: lacks the tensor {name!r} that {INDEX} says it holds",
                 "the files come from different uploads; download all of them again from one place",
             )
+    notes += check_copies(found, copies, files)
     return files, list(found.values()), tuple(notes)
 
 

@@ -59,6 +59,8 @@ class Shape:
     seed: int = 1
     blank: bool = False
     """All codes and scales zero: quick to make where only the size matters."""
+    extra: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Further tensors."""
     raw: dict[str, U8] = field(default_factory=dict)
     """Filled by `write`: the raw rows of every matrix by GGUF name, [rows, row bytes]."""
 
@@ -88,7 +90,7 @@ def write(path: Path, shape: Shape) -> Path:
     """Writes the model and returns `path`."""
     rng = np.random.default_rng(shape.seed)
     writer = gguf.GGUFWriter(path, "qwen3moe")
-    _add_metadata(writer, shape)
+    add_metadata(writer, shape)
 
     def matrix(name: str, format: str, n: int, k: int, experts: int = 0) -> None:
         count = n * max(1, experts)
@@ -123,6 +125,8 @@ def write(path: Path, shape: Shape) -> Path:
         matrix(f"{p}ffn_gate_exps.weight", shape.gate, shape.inter, hidden, shape.experts)
         matrix(f"{p}ffn_up_exps.weight", shape.up, shape.inter, hidden, shape.experts)
         matrix(f"{p}ffn_down_exps.weight", shape.down, hidden, shape.inter, shape.experts)
+    for name, values in shape.extra.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,7 +134,8 @@ def write(path: Path, shape: Shape) -> Path:
     return path
 
 
-def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    """Everything but tensors."""
     writer.add_name("random")
     writer.add_block_count(shape.layers)
     writer.add_context_length(512)
