@@ -13,6 +13,7 @@ from hetero.models.config import ModelConfig
 from hetero.models.families import Family
 from hetero.models.families.common import VISION, Expected, FusedExperts, recorded_keys
 from hetero.models.families.ignored import unknown_keys
+from hetero.models.float_codes import Mxfp8Rows
 from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.fused import fused_biases, fused_fp8, fused_mxfp4, fused_weights
 from hetero.models.hints import Hints
@@ -60,6 +61,10 @@ def assemble_hf(
         notes += (f"{config_path}: {counted(len(unknown), 'key')} that this version does not know: {shown}",)
     if left := left_out(directory.tensors):
         notes += (f"{where}: this version reads text only and leaves out {left}",)
+    widened = sum(isinstance(t.matrices[0], Mxfp8Rows) for t in tensors.values())
+    if widened:
+        held = "held as BF16, which has all of their values, in twice the space"
+        notes += (f"{where}: {counted(widened, 'tensor')} of MXFP8 {'is' if widened == 1 else 'are'} {held}",)
     if "lm_head.weight" not in tensors and not config.tie_word_embeddings:
         notes += (f"{where}: has no lm_head.weight; the embedding is used in its place",)
     if "lm_head.weight" in tensors and config.tie_word_embeddings:

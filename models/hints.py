@@ -15,6 +15,8 @@ class Hints:
     symmetric: bool | None = None
     group: int | None = None
     bits: int | None = None
+    floating: bool = False
+    """Codes are floating-point numbers (of compressed-tensors, which has both under one name)."""
     zero_offset: int = 1
     """Added to GPTQ's zero points: 1, or 0 in files of its second format."""
 
@@ -36,6 +38,7 @@ class Hints:
             symmetric=symmetric if isinstance(symmetric, bool) else None,
             group=size if type(size) is int and size > 0 else None,
             bits=bits if type(bits) is int else None,
+            floating=group.get("type") == "float",
             zero_offset=0 if raw.get("checkpoint_format") == "gptq_v2" else 1,
         )
 

@@ -72,8 +72,17 @@ def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
         return Formats("MXFP4" if fp4 else "FP8_E4M3", "FP8_E4M3", plain)
     if method == "mxfp4":
         return Formats("MXFP4", plain, plain)
-    if method == "compressed-tensors" and hints.bits == 4:
+    if (method == "modelopt" and "NVFP4" in str(quantization.get("quant_algo"))) or (
+        method == "compressed-tensors" and hints.floating and hints.bits == 4 and hints.group == 16
+    ):
+        return Formats("NVFP4_F32_64", "NVFP4_F32_64", plain)
+    if method == "compressed-tensors" and hints.bits == 8:
+        packed = "FP8_E4M3" if hints.floating else _int8(hints)
+        return Formats(packed, packed, plain)
+    if method == "compressed-tensors" and hints.bits == 4 and not hints.floating:
         return Formats(_int4(hints, 32), plain, plain)
+    if method == "gptq" and hints.bits == 8:
+        return Formats(_int8(hints) + "_F16", _int8(hints) + "_F16", plain)
     if method in ("gptq", "awq") and hints.bits == 4:
         packed = _int4(replace(hints, symmetric=method == "gptq" and hints.symmetric), 128) + "_F16"
         return Formats(packed, packed, plain)
@@ -87,6 +96,11 @@ def _int4(hints: Hints, group: int) -> str:
     """The kernels' name of 4-bit integers in groups; those without a word on symmetry are symmetric but AWQ's."""
     block = next((b for b in (128, 64, 32) if (hints.group or group) % b == 0), group)
     return f"{'U4' if hints.symmetric is False else 'I4'}_{block}"
+
+
+def _int8(hints: Hints) -> str:
+    """As `_int4`; without a group a scale serves a row, and is kept for every 128 inputs."""
+    return f"I8_{next((b for b in (128, 64, 32) if (hints.group or 128) % b == 0), 128)}"
 
 
 def _quantization(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -142,6 +142,11 @@ def test_impossible_sizes_are_model_errors(value: object) -> None:
         assert caught.value.code == 4
 
 
+def compressed(**weights: object) -> dict[str, object]:
+    """A quantization_config of compressed-tensors with one group."""
+    return {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("quantization", "experts", "dense"),
     [
@@ -150,6 +155,11 @@ def test_impossible_sizes_are_model_errors(value: object) -> None:
         ({"quant_method": "awq", "bits": 4}, "U4_128_F16", "U4_128_F16"),
         ({"quant_method": "mxfp4"}, "MXFP4", "BF16"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}}, "I4_32", "BF16"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, "I8_32_F16", "I8_32_F16"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4_F32_64", "NVFP4_F32_64"),
+        (compressed(num_bits=4, type="float", group_size=16), "NVFP4_F32_64", "NVFP4_F32_64"),
+        (compressed(num_bits=8, type="float", strategy="channel"), "FP8_E4M3", "FP8_E4M3"),
+        (compressed(num_bits=8, type="int", strategy="channel"), "I8_128", "I8_128"),
         (None, "BF16", "BF16"),
     ],
 )

@@ -64,7 +64,8 @@ def test_a_second_copy_that_is_alike_is_noted_and_one_that_is_not_is_refused(tmp
     weights = load_file(tiny_hf("deepseek_v3", tmp_path / "one") / SINGLE)
     more = {"model-2.safetensors": {name: weights[name], **MTP}}
     with open_checkpoint(sharded(tmp_path / "alike", more)) as c:
-        assert [n for n in c.notes if n.startswith("model-2.safetensors: the tensor 'model.norm.weight' is a second copy")]
+        said = "model-2.safetensors: the tensor 'model.norm.weight' is a second copy"
+        assert [n for n in c.notes if n.startswith(said)]
     other = weights[name].copy()
     other[-1] = np.nextafter(other[-1], np.float32(9))
     for value in (other, other.astype(np.float16), other[:-1]):
