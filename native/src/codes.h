@@ -68,7 +68,8 @@ template <int Bits> inline void set_plane(uint8_t *plane, int r, const uint8_t *
     if (Bits == 1) {
         for (int line = 0; line < 8; line++) {
             const uint8_t *four = fields + 4 * line;
-            plane[8 * line + (r >> 1)] |= uint8_t((four[0] | four[1] << 1 | four[2] << 2 | four[3] << 3) << (r & 1) * 4);
+            const int nibble = four[0] | four[1] << 1 | four[2] << 2 | four[3] << 3;
+            plane[8 * line + (r >> 1)] |= uint8_t(nibble << (r & 1) * 4);
         }
         return;
     }

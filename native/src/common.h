@@ -46,8 +46,8 @@ constexpr int8_t kFp4Book[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6,
 constexpr const int8_t *code_book(Kind kind) { return kind == kNl4 ? kNl4Book : kFp4Book; }
 
 // What an entry of the scale stream holds: one float32, fp16, bf16 or e8m0; ue4m3 for each 16 inputs, of themselves or
-// under one float32; fp16 and a minimum; fp16 or bf16 and an integer zero point; or one fp16 (two with minima) over 8 or
-// 16 integer scales.
+// under one float32; fp16 and a minimum; fp16 or bf16 and an integer zero point; or one fp16 (two with minima) over 8
+// or 16 integer scales.
 enum Scales {
     kNone, kFloat, kHalf, kBfloat, kE8m0, kE4m3, kE4m3Float, kHalfMin, kHalfZero, kBfloatZero, kSub2, kSub3, kSubXs,
     kSub4, kSub6

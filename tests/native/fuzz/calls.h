@@ -75,13 +75,15 @@ struct Caller {
         while (!joins(f)) f = format();
         const FormatInfo &info = kFormats[f];
         const int64_t n = rows(), k = inputs(f), group = info.block_k * chance.between(1, 3);
-        const bool two_levels = info.scales == kE4m3Float, zero = info.scales == kHalfZero || info.scales == kBfloatZero;
-        const int64_t groups = ceil_div(k, two_levels ? 16 : group), item = info.scales == kFloat ? 4 : info.scales == kE8m0 || two_levels ? 1 : 2;
-        const int64_t codes = n * k * kKindInfo[info.kind].low / 8, extra = n * (two_levels ? 4 : zero ? groups : 0);
-        const int64_t raw = n * raw_row_bytes(f, k);
+        const bool two_levels = info.scales == kE4m3Float;
+        const bool zero = info.scales == kHalfZero || info.scales == kBfloatZero;
+        const int64_t groups = ceil_div(k, two_levels ? 16 : group);
+        const int64_t item = info.scales == kFloat ? 4 : info.scales == kE8m0 || two_levels ? 1 : 2;
+        const int64_t codes = n * k * kKindInfo[info.kind].low / 8, scales = n * groups * item;
+        const int64_t extra = n * (two_levels ? 4 : zero ? groups : 0), raw = n * raw_row_bytes(f, k);
         return hetero_join_rows(chance.number(f), chance.count(n), chance.count(k), chance.count(group),
-                                chance.at(chance.room(codes)), chance.bytes(codes), chance.at(chance.room(n * groups * item)),
-                                chance.bytes(n * groups * item), chance.at(chance.room(extra)), chance.bytes(extra),
+                                chance.at(chance.room(codes)), chance.bytes(codes), chance.at(chance.room(scales)),
+                                chance.bytes(scales), chance.at(chance.room(extra)), chance.bytes(extra),
                                 chance.at(chance.room(raw)), chance.bytes(raw), message.text, message.bytes);
     }
     static bool joins(int f) {
