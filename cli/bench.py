@@ -41,6 +41,7 @@ def bench(
     device: options.Device = "auto",
     context: options.Context = None,
     kv_dtype: options.KvDtype = "auto",
+    deterministic: options.Deterministic = False,
     force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -51,7 +52,8 @@ def bench(
     sizes = Sizes(prefill, decode, depth)
     if compare is not None and (model is not None or roofline or dry_run):
         raise UsageError("--compare A B measures just these two", "leave out MODEL, --roofline and --dry-run")
-    request = _request(PlanRequest(device, threads, context, kv_dtype, force or dry_run), sizes)
+    wanted = PlanRequest(device, threads, context, kv_dtype, force or dry_run, deterministic=deterministic)
+    request = _request(wanted, sizes)
     if compare is not None:
         return in_turns.compare(compare, request, sizes, repeat, json)
     prepared = session.prepare(model, request)

@@ -34,6 +34,7 @@ def chat(
     threads: options.Threads = None,
     device: options.Device = "auto",
     kv_dtype: options.KvDtype = "auto",
+    deterministic: options.Deterministic = False,
     no_template: own.NoTemplate = False,
     private: own.Private = False,
     force: options.Force = False,
@@ -43,7 +44,7 @@ def chat(
     log_file: options.LogFile = None,
 ) -> None:
     """Talk to a model."""
-    request = PlanRequest(device, threads, context, kv_dtype, force or dry_run)
+    request = PlanRequest(device, threads, context, kv_dtype, force or dry_run, deterministic=deterministic)
     prepared = session.prepare(model, request)
     if dry_run:
         return session.show_plan(prepared, json)

@@ -48,6 +48,12 @@ Context = Annotated[
 _KV_HELP = "Type of the KV cache; q8 is 8 bits a value and a scale per 32."
 Device = Annotated[str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where the dense part runs.")]
 KvDtype = Annotated[str, typer.Option("--kv-dtype", metavar="auto|bf16|f16|f32|q8", help=_KV_HELP)]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic", help="The same bits whatever shares a batch: keeps amx to avx512's kernels; else no change."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Go on although the estimate says it does not fit.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, also on error.")]

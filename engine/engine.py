@@ -45,7 +45,7 @@ class Engine:
     def __init__(self, model: Model, plan: Plan, owner: DenseOwner | None = None) -> None:
         self.model, self.plan, self.text = model, plan, model.text
         torch.set_num_threads(plan.threads)
-        self._pool = Pool(plan.cpus, model.kernels, plan.node_places)
+        self._pool = Pool(plan.cpus, model.kernels, plan.node_places, plan.deterministic)
         owner = owner or _owner(model, plan, self._pool)
         self._kv = KVCache(model.config, plan.context, plan.kv_dtype, owner.device)
         attention: Attention = TorchAttention(self._kv)
@@ -64,6 +64,7 @@ class Engine:
         threads: int | None = None,
         context: int | None = None,
         kv_dtype: str = "auto",
+        deterministic: bool = False,
         plan: Plan | None = None,
         progress: Progress | None = None,
     ) -> Engine:
@@ -75,7 +76,7 @@ class Engine:
         choose_tier(None)  # HETERO_ISA that cannot be met is refused before anything else
         with contextlib.closing(open_model(Path(path))) as source:
             if plan is None:
-                request = PlanRequest(device=device, threads=threads, context=context, kv_dtype=kv_dtype)
+                request = PlanRequest(device, threads, context, kv_dtype, deterministic=deterministic)
                 plan = make_plan(source.index, probe(device=device), request)
             model = load_model(source, Kernels(plan.isa_tier), progress, plan.nodes)
         return cls(model, plan)

@@ -50,7 +50,6 @@ class Runtime:
         self.experts = Experts(model, pool)
         self.inverse = inverse_frequencies(model.config.rope).to(owner.device)
         self.rotation_scale = rotation_scale(model.config.rope)
-        self._latent: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._column_norms: dict[str, torch.Tensor] = {}
 
     @property
@@ -60,30 +59,17 @@ class Runtime:
 
     def to_latent(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """MLA: q_nope [T, H, nope] into the latent space, [T, H, r]."""
-        out = self.owner.heads(f"model.layers.{layer}.self_attn.k_b_proj", q)
-        return torch.einsum("thn,hnr->thr", q, self._joint(layer)[0]) if out is None else out
+        return self.owner.heads(f"model.layers.{layer}.self_attn.k_b_proj", q)
 
     def from_latent(self, layer: int, mixed: torch.Tensor) -> torch.Tensor:
         """MLA: the attended latent [T, H, r] to values, [T, H, v]."""
-        out = self.owner.heads(f"model.layers.{layer}.self_attn.v_b_proj", mixed)
-        return torch.einsum("thr,hvr->thv", mixed, self._joint(layer)[1]) if out is None else out
+        return self.owner.heads(f"model.layers.{layer}.self_attn.v_b_proj", mixed)
 
     def column_norms(self, name: str) -> torch.Tensor:
         """Of the matrix `name`.weight [n, k], float32 [k], computed once."""
         if name not in self._column_norms:
             self._column_norms[name] = self.owner.column_norms(name)
         return self._column_norms[name]
-
-    def _joint(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The two halves of a checkpoint's joint kv_b_proj, float32 [H, nope, r] and [H, v, r], unpacked once."""
-        if layer not in self._latent:
-            mla = self.config.mla
-            joint = self.owner.dense(f"model.layers.{layer}.self_attn.kv_b_proj.weight")
-            assert mla is not None
-            assert joint is not None
-            parts = joint.view(self.config.n_heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
-            self._latent[layer] = parts[:, : mla.nope_dim].contiguous(), parts[:, mla.nope_dim :].contiguous()
-        return self._latent[layer]
 
 
 class Ops:
@@ -123,9 +109,7 @@ class Ops:
 
     def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, H, k], head by head times the matrix `name`.weight [H, n, k]: float32 [T, H, n]."""
-        out = self._runtime.owner.heads(name, x)
-        assert out is not None, name
-        return out
+        return self._runtime.owner.heads(name, x)
 
     def by_column_norms(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, k] for a product with the matrix `name`.weight whose columns have been made unit vectors."""

@@ -37,8 +37,8 @@ class DenseOwner(Protocol):
     def linears(self, names: list[str], x: torch.Tensor) -> list[torch.Tensor]:
         """x times each matrix (or router) transposed, plus its bias where it has one: float32 [T, n] each."""
 
-    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
-        """x float32 [T, H, k], head by head times the matrix `name`.weight [H, n, k]: [T, H, n]; None without it."""
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x float32 [T, H, k], head by head times the matrix `name`.weight [H, n, k]: [T, H, n]."""
 
     def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """h + x of float32 [T, n]; `h` may be used up."""
@@ -60,9 +60,6 @@ class DenseOwner(Protocol):
 
     def small(self, name: str) -> torch.Tensor | None:
         """A norm weight, bias or router as float32, None where the model has none of that name."""
-
-    def dense(self, name: str) -> torch.Tensor | None:
-        """A dense matrix in float32 in its source's shape; None where the model has none of that name."""
 
     def column_norms(self, name: str) -> torch.Tensor:
         """Euclidean norms of the columns of the matrix `name`.weight [n, k]: float32 [k]."""
@@ -122,10 +119,8 @@ class NativeOwner:
         self._kernels.pack("F32", values.view(np.uint8), n, k, out=data)
         return PackedMatrix("F32", n, k, data, (n, k))
 
-    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
-        matrix = self._model.matrices.get(name + ".weight")
-        if matrix is None:
-            return None
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        matrix = self._model.matrices[name + ".weight"]
         tokens, heads, _ = x.shape
         by_head = self._whole(x.transpose(0, 1))
         out = torch.empty(heads, tokens, matrix.n // heads)
@@ -225,10 +220,6 @@ class NativeOwner:
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)
 
-    def dense(self, name: str) -> torch.Tensor | None:
-        matrix = self._model.matrices.get(name)
-        return None if matrix is None else _unpack(self._kernels, matrix)
-
     def column_norms(self, name: str) -> torch.Tensor:
         matrix = self._model.matrices[name + ".weight"]
         total = torch.zeros(matrix.k, dtype=torch.float64)
@@ -264,10 +255,8 @@ class TorchOwner:
         biases = [self._small.get(name + ".bias") for name in names]
         return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
 
-    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor | None:
-        weight = self._weights.get(name + ".weight")
-        if weight is None:
-            return None
+    def heads(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._weights[name + ".weight"]
         return torch.einsum("thk,hnk->thn", x.to(self._dtype), weight.view(x.shape[1], -1, x.shape[2])).float()
 
     def add(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -293,10 +282,6 @@ class TorchOwner:
 
     def small(self, name: str) -> torch.Tensor | None:
         return self._small.get(name)
-
-    def dense(self, name: str) -> torch.Tensor | None:
-        weight = self._weights.get(name)
-        return None if weight is None else weight.float().view(self._model.matrices[name].shape)
 
     def column_norms(self, name: str) -> torch.Tensor:
         return self._weights[name + ".weight"].float().norm(dim=0)

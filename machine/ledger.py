@@ -60,7 +60,6 @@ class Counted:
     unpacked: int
     """The same as on a GPU: bf16, or float32 if all are."""
     small: int
-    joint: int
     token: int
     """Bytes of working memory that each token of a chunk takes."""
     attention_layers: int
@@ -71,7 +70,7 @@ def count(index: ModelIndex) -> Counted:
     dense = list(_of_role(index, "dense"))
     layers = sum(info.name.endswith(".self_attn.o_proj.weight") for info in dense) or index.n_layers
     weights = experts_bytes(index), _packed_bytes(dense), _unpacked_bytes(dense), small_bytes(index)
-    return Counted(index, *weights, _joint_bytes(dense), _token(index, dense), layers)
+    return Counted(index, *weights, _token(index, dense), layers)
 
 
 def make_ledger(model: Counted, shape: Shape) -> tuple[LedgerLine, ...]:
@@ -93,8 +92,6 @@ def make_ledger(model: Counted, shape: Shape) -> tuple[LedgerLine, ...]:
         lines.append(LedgerLine(dense, "recurrent states", states, "file"))
     if shape.tile_workers and model.experts:
         lines.append(LedgerLine("cpu", "tile rows", tile_bytes(index, shape), "file"))
-    if model.joint:
-        lines.append(LedgerLine(dense, "kv_b halves", model.joint, "file"))
     if unpacked:
         lines.append(LedgerLine("cpu", "dense, packed", model.dense, "file"))
     if dense != "cpu":
@@ -115,11 +112,6 @@ def _packed_bytes(dense: Iterable[TensorInfo]) -> int:
 def _unpacked_bytes(dense: Collection[TensorInfo]) -> int:
     size = 4 if all(info.format == "F32" for info in dense) else 2
     return size * sum(math.prod(info.shape) for info in dense)
-
-
-def _joint_bytes(dense: Iterable[TensorInfo]) -> int:
-    """Latent attention's joint kv_b matrices, whose halves are kept unpacked as float32 beside the packed ones."""
-    return 4 * sum(math.prod(info.shape) for info in dense if info.name.endswith(".kv_b_proj.weight"))
 
 
 def small_bytes(index: ModelIndex) -> int:

@@ -61,6 +61,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         cpu_nodes=_nodes_of(machine, cpus),
         context=shape.context,
         kv_dtype=shape.kv_dtype,
+        deterministic=request.deterministic,
         prefill_chunk=shape.prefill_chunk,
         ledger=ledger,
         memory_bytes=machine.memory_bytes,

@@ -31,7 +31,7 @@ class Traffic:
     head: Mapping[str, Weights]
     """The head, or the embedding that serves as one: read for each token that is sampled."""
     float32: int
-    """Bytes of routers and of joint kv_b halves, read as float32 by every token."""
+    """Bytes of routers and other small tensors, read as float32 by every token."""
     share: float
     """Of the experts, those that one token uses."""
     expert_layers: int
@@ -97,10 +97,7 @@ def traffic(index: ModelIndex) -> Traffic:
     dense: dict[str, Weights] = {}
     head: dict[str, Weights] = {}
     read = [info for info in index.tensors if info.role == "dense" and _is_read(index, info)]
-    joint = sum(math.prod(info.shape) for info in read if info.name.endswith(".kv_b_proj.weight"))
     for info in read:
-        if info.name.endswith(".kv_b_proj.weight"):
-            continue  # its float32 halves are read in its place
         n, k = math.prod(info.shape[:-1]), info.shape[-1]
         part = head if info.name in (EMBEDDING, HEAD) else dense
         _add(part, info.format, n * k, packed_bytes(info.format, n, k))
@@ -109,7 +106,7 @@ def traffic(index: ModelIndex) -> Traffic:
         experts=experts,
         dense=dense,
         head=head,
-        float32=4 * (joint + small),
+        float32=4 * small,
         share=index.top_k / index.n_experts if index.n_experts else 0.0,
         expert_layers=len(layers),
         latent_layers=sum(info.name.endswith(".kv_a_proj_with_mqa.weight") for info in read),
@@ -166,13 +163,13 @@ def _query_width(index: ModelIndex) -> int:
         if latent is None:
             total += 2 * width
             continue
-        split, joint = by_name.get(base + "k_b_proj.weight"), by_name.get(base + "kv_b_proj.weight")
+        split = by_name.get(base + "k_b_proj.weight")
         queries = by_name.get(base + "q_b_proj.weight") or by_name[base + "q_proj.weight"]
-        rank = split[1] if split else joint[1] if joint else latent[0]
+        rank = split[1] if split else latent[0]
         rope = latent[0] - rank
         if split:
             heads = split[0]
         else:
-            heads = (queries[0] - (joint[0] if joint else 0) + width) // max(1, rope)
+            heads = (queries[0] + width) // max(1, rope)
         total += heads * (latent[0] + rank)
     return total

@@ -312,6 +312,8 @@ class PlanRequest:
     """Prompt tokens for which prefill is estimated; None: one chunk."""
     calibration: tuple[float, float] = (1.0, 1.0)
     """Measured over predicted tokens/s of earlier runs here, for prefill and decode."""
+    deterministic: bool = False
+    """One kernel per format, so that a token's result does not depend on how many share its matrix or expert."""
 
 
 Bound = Literal["memory", "arithmetic", "PCIe", "SSD", "overhead"]
@@ -380,6 +382,8 @@ class Plan:
     """Devices whose memory falls short, with the bytes missing."""
     cpu_nodes: tuple[int, ...] = ()
     """The NUMA node of each of `cpus`; empty: one node. Each node holds an equal part of every expert."""
+    deterministic: bool = False
+    """As in the request."""
 
     @property
     def nodes(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from hetero.models.formats import FORMATS, StoredTensor, n_elements, plain_to_f3
 from hetero.models.fused import fused_weights
 from hetero.models.gguf_scales import scales_apart, with_scales
 from hetero.models.joint import split_joint
+from hetero.models.kv_b import split_kv_b
 from hetero.models.matrices import Found, Integers, Matrix, PairedHeads, Rows
 from hetero.models.names import delta_layers, from_gguf, layer_of
 from hetero.models.wording import counted
@@ -70,7 +71,7 @@ def assemble_gguf(
     mtp = tuple(t for t in stored if is_mtp(t.name, config))
     known = {n: t for n, t in named.items() if not is_mtp(n, config)}
     unknown = [t for t in unknown if t.name not in family.SKIP_GGUF and not is_mtp(t.name, config)]
-    found = with_scales(_found_in_gguf(known, files), scales, files)
+    found = split_kv_b(with_scales(_found_in_gguf(known, files), scales, files), config, files)
     expected = family.expected_tensors(config, found)
     found = split_joint(found, expected, files)
     unknown += [t.matrices[0].stored for n, t in found.items() if n not in expected]

@@ -18,6 +18,7 @@ from hetero.models.formats import SAFETENSORS_SUPPORTED, StoredTensor
 from hetero.models.fused import fused_biases, fused_fp8, fused_mxfp4, fused_weights
 from hetero.models.hints import Hints
 from hetero.models.joint import split_joint
+from hetero.models.kv_b import split_kv_b
 from hetero.models.matrices import Found
 from hetero.models.modules import modules_of
 from hetero.models.names import from_hf, hf_expert, hf_fused, layer_of
@@ -43,6 +44,7 @@ def assemble_hf(
     unknown = unknown_keys(directory.config, looked_up, family.NAME)
     named, mtp = _renamed(family, directory, config)
     found, experts = _found(family, named, directory)
+    found = split_kv_b(found, config, directory.files)
     expected = family.expected_tensors(config, found)
     found = split_joint(found, expected, directory.files)
     unused = [t.matrices[0].stored for n, t in found.items() if n not in expected]

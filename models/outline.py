@@ -10,6 +10,7 @@ from hetero.machine.types import ModelError, ModelIndex, TensorInfo
 from hetero.models.config import ModelConfig
 from hetero.models.families import FAMILIES, Family, family_for_hf
 from hetero.models.families.common import Expected
+from hetero.models.families.latent import turned_format
 from hetero.models.hints import Hints
 from hetero.native import FORMATS
 from hetero.native.widths import source_bytes
@@ -31,7 +32,8 @@ class Formats:
 def index_of_config(raw: Mapping[str, Any], name: str, where: str, *, joint: bool = True) -> ModelIndex:
     """The index of the model that a config.json describes. Raises ModelError naming a missing or wrong key.
 
-    `joint` False counts latent attention's kv_b in the two halves that GGUF files and cards have.
+    `joint` False: latent attention's kv_b is in two halves, as GGUF files and cards have it; else k_b is what turning a
+    whole one makes of it.
     """
     formats = formats_of_config(raw, where)
     family = family_for_hf(raw, where)
@@ -111,15 +113,17 @@ def _quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str, joint: bool) -> ModelIndex:
-    split = () if joint else {f"model.layers.{i}.self_attn.k_b_proj.weight": 0 for i in range(config.n_layers)}
-    tensors = family.expected_tensors(config, split)
+    turned, mla = formats.dense, config.mla
+    if joint and mla is not None:
+        turned = turned_format(formats.dense, mla.nope_dim + mla.v_dim, square=True)
+    tensors = family.expected_tensors(config)
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     moe = config.moe
     return ModelIndex(
         name=name,
         architecture=config.model_type,
-        tensors=tuple(_tensor(n, want, formats) for n, want in tensors.items()),
+        tensors=tuple(_tensor(n, want, formats, turned) for n, want in tensors.items()),
         n_layers=config.n_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -134,7 +138,8 @@ def _of_family(family: Family, config: ModelConfig, formats: Formats, name: str,
     )
 
 
-def _tensor(name: str, want: Expected, formats: Formats) -> TensorInfo:
+def _tensor(name: str, want: Expected, formats: Formats, turned: str) -> TensorInfo:
     fmt = {"expert": formats.experts, "dense": formats.dense, "small": "F32"}[want.role]
+    fmt = turned if name.endswith(".k_b_proj.weight") else fmt
     fmt = formats.shell if name in _SHELL else fmt
     return TensorInfo(name, want.shape, fmt, source_bytes(fmt, want.shape), want.role)

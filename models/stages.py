@@ -11,7 +11,7 @@ from hetero.native.formats import packed_bytes
 
 STAGES = ("experts", "projections", "attention", "dense mlp", "router", "head", "norms", "embedding")
 """Projections are those around attention; attention includes the cache and latent attention's per-head products."""
-_LATENT = (".k_b_proj", ".v_b_proj", ".kv_b_proj")
+_LATENT = (".k_b_proj", ".v_b_proj")
 _HEAD, _EMBEDDING = "lm_head", "model.embed_tokens"
 
 
@@ -94,12 +94,12 @@ def _rows(name: str, config: ModelConfig, step: Step) -> int:
 
 
 def _add_matrix(to: Demand, info: TensorInfo, rows: int) -> None:
-    """A dense matrix in its packed size; vectors, routers and joint latent halves are float32."""
+    """A dense matrix in its packed size; vectors and routers are float32."""
     n, k = math.prod(info.shape[:-1]), info.shape[-1]
     if len(info.shape) == 1:
         to.add(4 * k, "F32", 0)
         return
-    fmt = "F32" if info.role == "small" or info.name.endswith(".kv_b_proj.weight") else info.format
+    fmt = "F32" if info.role == "small" else info.format
     to.add(packed_bytes(fmt, n, k), fmt, 2.0 * n * k * rows)
 
 

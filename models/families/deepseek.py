@@ -116,8 +116,8 @@ def _known_groups(moe: MoeConfig, k: Keys) -> MoeConfig:
 
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
-    """Every tensor of the model by canonical name; kv_b whole or split in two as `names` (what a file holds) says."""
-    return latent.model_tensors(config, names)
+    """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
+    return latent.model_tensors(config)
 
 
 def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:

@@ -45,5 +45,5 @@ def config_from_gguf(
 
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
-    """Every tensor of the model by canonical name; kv_b whole or split in two as `names` (what a file holds) says."""
-    return latent.model_tensors(config, names)
+    """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
+    return latent.model_tensors(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,13 @@ from hetero.models.families.common import (
 )
 from hetero.models.families.routed import layers_without_mtp, mtp_from_hf
 from hetero.models.rope import softmax_mscale
-from hetero.native.formats import TILE_ROWS
+from hetero.native.formats import FORMATS, TILE_ROWS
 
 if TYPE_CHECKING:
     import torch
 
 MAX_CONTEXT = 1 << 30
+PLAIN = ("F32", "F16", "BF16")
 LATENT_EPS = 1e-6
 """transformers and the models' own code build the norms of the latents with this, whatever rms_norm_eps says."""
 
@@ -39,6 +40,7 @@ def config_of_hf(k: Keys, family: str, moe: MoeConfig, *, model_type: str, conte
     k.refuse_unless("attention_bias", False, False)
     k.refuse_unless("mlp_bias", False, False)
     heads = k.integer("num_attention_heads")
+    _check_tiles(k, "kv_lora_rank", "v_head_dim")
     mla = MlaConfig(
         q_lora_rank=k.integer("q_lora_rank") if k.has("q_lora_rank") else None,
         kv_lora_rank=k.integer("kv_lora_rank"),
@@ -121,9 +123,7 @@ def _mla_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]]) -> MlaConfig:
     key_length = k.integer(f"attention.key_length{suffix}")
     if key_length <= rope_dim:
         raise k.fail(f"attention.key_length{suffix}", str(key_length), f"more than rope.dimension_count ({rope_dim})")
-    for key in ("attention.kv_lora_rank", f"attention.value_length{suffix}") if split else ():
-        if k.integer(key) % TILE_ROWS:  # the products of a head are whole tiles of its matrix
-            raise k.fail(key, str(k.integer(key)), f"a multiple of {TILE_ROWS}")
+    _check_tiles(k, "attention.kv_lora_rank", f"attention.value_length{suffix}")
     return MlaConfig(
         q_lora_rank=q_lora,
         kv_lora_rank=k.integer("attention.kv_lora_rank"),
@@ -134,18 +134,34 @@ def _mla_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]]) -> MlaConfig:
     )
 
 
-def model_tensors(config: ModelConfig, names: Container[str]) -> dict[str, Expected]:
-    """Every tensor of a model by canonical name; kv_b whole or split in two as `names` (what a file holds) says."""
+def _check_tiles(k: Keys, *keys: str) -> None:
+    """The products of a head are whole tiles of its matrix."""
+    for key in keys:
+        if k.integer(key) % TILE_ROWS:
+            raise k.fail(key, str(k.integer(key)), f"a multiple of {TILE_ROWS}")
+
+
+def turned_format(fmt: str, head_rows: int, square: bool) -> str:
+    """What k_b is held in when a whole kv_b, of so many rows a head, is in `fmt`.
+
+    `square`: its FP8 scales serve 128 rows each, or all of them.
+    """
+    aligned = square and head_rows % FORMATS["FP8_E4M3"].block_k == 0
+    return fmt if fmt in PLAIN or (fmt == "FP8_E4M3" and aligned) else "F32"
+
+
+def model_tensors(config: ModelConfig) -> dict[str, Expected]:
+    """Every tensor of a model by canonical name; kv_b in the two halves that `models.kv_b` makes of a whole one."""
     out = shell_tensors(config.hidden_size, config.vocab_size, config.n_layers)
     for layer in range(config.n_layers):
-        out |= _attention(f"model.layers.{layer}.self_attn.", config, names)
+        out |= _attention(f"model.layers.{layer}.self_attn.", config)
         if config.indexer is not None and layer in config.indexer.layers:
             out |= _indexer(f"model.layers.{layer}.self_attn.indexer.", config, config.indexer)
         out |= feed_forward_tensors(config, layer)
     return out
 
 
-def _attention(p: str, config: ModelConfig, names: Container[str]) -> dict[str, Expected]:
+def _attention(p: str, config: ModelConfig) -> dict[str, Expected]:
     assert config.mla is not None
     mla, hidden, heads = config.mla, config.hidden_size, config.n_heads
     q_rows = heads * (mla.nope_dim + mla.rope_dim)
@@ -160,11 +176,8 @@ def _attention(p: str, config: ModelConfig, names: Container[str]) -> dict[str, 
         out[p + "q_a_proj.weight"] = Expected((mla.q_lora_rank, hidden), "dense")
         out[p + "q_a_layernorm.weight"] = Expected((mla.q_lora_rank,), "small")
         out[p + "q_b_proj.weight"] = Expected((q_rows, mla.q_lora_rank), "dense")
-    if p + "k_b_proj.weight" in names:
-        out[p + "k_b_proj.weight"] = Expected((heads, mla.kv_lora_rank, mla.nope_dim), "dense")
-        out[p + "v_b_proj.weight"] = Expected((heads, mla.v_dim, mla.kv_lora_rank), "dense")
-    else:
-        out[p + "kv_b_proj.weight"] = Expected((heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank), "dense")
+    out[p + "k_b_proj.weight"] = Expected((heads, mla.kv_lora_rank, mla.nope_dim), "dense")
+    out[p + "v_b_proj.weight"] = Expected((heads, mla.v_dim, mla.kv_lora_rank), "dense")
     return out
 
 

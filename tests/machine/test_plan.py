@@ -93,18 +93,6 @@ def test_embedding_is_counted_once_and_an_own_head_once_more() -> None:
     assert after - before == VOCAB * HIDDEN * 2
 
 
-def test_a_joint_kv_b_is_counted_packed_and_in_float32_halves() -> None:
-    plain = moe_index()
-    joint = TensorInfo("model.layers.0.self_attn.kv_b_proj.weight", (32, HIDDEN), "BF16", 0, "dense")
-    before, after = (
-        {line.part: line.bytes for line in plan(index, MACHINE, PlanRequest()).ledger}
-        for index in (plain, replace(plain, tensors=(*plain.tensors, joint)))
-    )
-    assert after["kv_b halves"] == 32 * HIDDEN * 4
-    assert after["dense"] - before["dense"] == 32 * HIDDEN * 2
-    assert "kv_b halves" not in before
-
-
 def test_rows_for_amx_tiles_are_counted_with_each_thread_s_copies() -> None:
     amx = replace(MACHINE, isa_tier="amx")
     one, two = (
@@ -135,6 +123,11 @@ def test_kv_type(experts: str, dense: str, wanted: str, chosen: str) -> None:
     made = plan(moe_index(experts, dense), MACHINE, PlanRequest(kv_dtype=wanted, context=64))
     assert made.kv_dtype == chosen
     assert made.ledger[3].bytes == 64 * MLA_KV * {"f32": 4, "q8": 34 / 32}.get(chosen, 2)
+
+
+def test_what_is_asked_of_the_kernels_is_in_the_plan() -> None:
+    assert plan(moe_index(), MACHINE, PlanRequest(deterministic=True)).deterministic
+    assert not plan(moe_index(), MACHINE, PlanRequest()).deterministic
 
 
 def test_context_defaults_to_the_models_or_8192() -> None:

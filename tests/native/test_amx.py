@@ -88,11 +88,13 @@ def test_few_tokens_and_deterministic_pools_give_the_bits_of_avx512(kernels, mon
     other = Kernels("avx512")
     matrix, x = packed(kernels, fmt, raw_rows(fmt, 40, 512), 40, 512), normal(np.random.default_rng(3), 70, 512)
     with Pool(cpus(2), kernels) as pool, Pool(cpus(2), other) as reference_pool:
+        asked = Pool(cpus(2), kernels, deterministic=True)
         monkeypatch.setenv("HETERO_DETERMINISTIC", "1")
-        with Pool(cpus(2), kernels) as pinned:
+        with asked, Pool(cpus(2), kernels) as pinned:
             for tokens in (1, 5, FROM - 1, 16, 70):
                 expected = product(other, reference_pool, matrix, x[:tokens])
                 assert np.array_equal(product(kernels, pinned, matrix, x[:tokens]), expected)
+                assert np.array_equal(product(kernels, asked, matrix, x[:tokens]), expected)
                 if tokens < FROM:
                     assert np.array_equal(product(kernels, pool, matrix, x[:tokens]), expected)
 
