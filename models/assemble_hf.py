@@ -149,12 +149,17 @@ def _unstacked(
     stem, which, _ = stack
     if layout is None:
         return {t.name: whole(t) for t in parts.values()}
+    weight = parts.get("weight")
     if "blocks" in parts:
         made = fused_mxfp4(parts, which, layout, path)
-    elif len(parts) > 1:
+    elif weight is not None and weight.format == "F8_E4M3":
         made = fused_fp8(parts, which, layout, path, hints)
+    elif weight is not None and weight.format in SAFETENSORS_SUPPORTED and len(parts) == 1:
+        made = fused_weights(weight, which, layout, path)
     else:
-        made = fused_weights(parts["weight"], which, layout, path)
+        found = " and ".join(f"{t.name!r} ({t.format})" for t in parts.values())
+        expected = "F32, F16, BF16, FP8 (F8_E4M3) with its scales, or MXFP4 in blocks"
+        raise ModelError(f"{path}: experts in one tensor are {found}; this version reads {expected}", OTHER)
     return {f"{stem}.{part}.weight": Found(*matrices) for part, matrices in made.items()}
 
 

@@ -44,7 +44,10 @@ def fused_weights(t: StoredTensor, part: str, layout: FusedExperts, path: Path) 
 def fused_fp8(parts: QuantParts, part: str, layout: FusedExperts, path: Path, hints: Hints) -> Parts:
     """The experts' matrices in a stack of e4m3 codes with scales per expert. Raises ModelError."""
     t = parts["weight"]
-    scale = next(s for name, s in parts.items() if name != "weight")
+    scales = [s for name, s in parts.items() if name != "weight"]
+    if len(scales) != 1:
+        raise ModelError(f"{path}: tensor {t.name!r} has {len(scales)} tensors of scales; expected one", _OTHER)
+    (scale,) = scales
     if len(t.shape) != 3 or layout.transposed:
         raise wrong_shape(t, "[experts, rows, columns] (transposed FP8 experts are not read)", path)
     experts, n, k = t.shape

@@ -18,6 +18,7 @@ from hetero.models.families import qwen3_moe
 from hetero.models.families.common import FusedExperts
 from hetero.models.formats import StoredTensor
 from hetero.models.fused import fused_biases
+from tests import quantised as q
 from tests.tiny import random_weights, tiny_config, tiny_gguf
 
 SQUARE = tiny_config("qwen3moe", moe_intermediate_size=32)  # 2I = H: no layout can be told from the shapes
@@ -116,6 +117,31 @@ def test_impossible_stacks_are_named(tmp_path: Path, shape: tuple[int, ...], wor
     with pytest.raises(ModelError, match=words) as caught:
         open_checkpoint(write(tmp_path / "m", OBLONG, weights))
     assert "'model.layers.1.mlp.experts.gate_up_proj'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"": "F8_E4M3"}, "has 0 tensors of scales; expected one"),
+        ({"": "F8_E4M3", "_scale": "F32", "_scale_inv": "F32"}, "has 2 tensors of scales; expected one"),
+        ({"": "I8", "_scale": "F8_E8M0"}, "gate_up_proj' (I8) and '"),
+        ({"": "F64"}, "gate_up_proj' (F64); this version reads F32, F16, BF16, FP8"),
+        ({"": "BF16", "_scale": "F32"}, "(BF16) and '"),
+    ],
+)
+def test_stacks_of_other_codes_are_named(tmp_path: Path, parts: dict[str, str], words: str) -> None:
+    size = {"F8_E4M3": 1, "I8": 1, "F64": 8, "BF16": 2, "F32": 4, "F8_E8M0": 1}
+    tensors = {n: q.stored(w) for n, w in random_weights("qwen3moe", OBLONG).items() if ".experts." not in n}
+    for suffix, dtype in parts.items():
+        shape = (8, 1, 1) if suffix else (8, 96, 64)
+        data = bytes(size[dtype] * shape[0] * shape[1] * shape[2])
+        tensors[f"model.layers.0.mlp.experts.gate_up_proj{suffix}"] = q.Stored(dtype, shape, data)
+    path = write(tmp_path / "m", OBLONG, {"x": np.zeros(1, np.float32)})
+    q.write_safetensors(path / "model.safetensors", tensors)
+    with pytest.raises(ModelError) as caught:
+        open_checkpoint(path)
+    assert words in caught.value.message
+    assert "model.safetensors" in caught.value.message
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
