@@ -202,9 +202,9 @@ def checkpoint(matrices: Mapping[str, Coded]) -> Checkpoint:
 
 
 def engine(source: Path | Checkpoint, tier: str, context: int) -> Engine:
-    """hetero on the CPU, with a float32 cache: nothing but activations is rounded beside the weights."""
+    """hetero on one CPU, with a float32 cache: nothing but activations is rounded beside the weights."""
     with contextlib.closing(open_model(source) if isinstance(source, Path) else source) as opened:
-        request = PlanRequest(device="cpu", threads=2, context=context, kv_dtype="f32")
+        request = PlanRequest(device="cpu", threads=1, context=context, kv_dtype="f32")
         plan = replace(make_plan(opened.index, probe(device="cpu"), request), isa_tier=tier)
         return Engine(load_model(opened, Kernels(tier)), plan)
 

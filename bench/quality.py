@@ -19,12 +19,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from bench import calibrated
 from bench import demo_formats as made
+from bench.paired import Paired, Values, divergence, log_softmax, loss
 from hetero.models import demo
 from hetero.models.checkpoint import open_checkpoint
 from hetero.models.load import load_source_text
@@ -34,7 +34,6 @@ from tests.engine.llamacpp import LlamaCpp
 ROOT = Path(__file__).resolve().parent.parent
 HELD_OUT = demo.path().parent / "heldout.json"
 PEER = "llama.cpp"
-Values = npt.NDArray[np.float64]
 
 
 def windows(count: int, length: int) -> list[list[int]]:
@@ -52,45 +51,6 @@ def windows(count: int, length: int) -> list[list[int]]:
     if count > len(cut):
         raise SystemExit(f"the held-out text has {len(cut)} windows of {length} tokens, not {count}")
     return cut[:count]
-
-
-def log_softmax(logits: npt.NDArray[Any]) -> Values:
-    """float64, over the last axis."""
-    x = logits.astype(np.float64)
-    x -= x.max(axis=-1, keepdims=True)
-    out: Values = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-    return out
-
-
-def divergence(p: Values, q: Values) -> Values:
-    """KL(p || q) of each token, both log probabilities [T, vocab]."""
-    out: Values = (np.exp(p) * (p - q)).sum(axis=-1)
-    return out
-
-
-def loss(p: Values, ids: Sequence[int]) -> float:
-    """Mean negative log likelihood of every token but the first."""
-    return float(-p[np.arange(len(ids) - 1), ids[1:]].mean())
-
-
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """A mean over windows of differences, and its standard error."""
-
-    mean: float
-    error: float
-
-    @classmethod
-    def of(cls, a: Sequence[float], b: Sequence[float]) -> Paired:
-        delta = np.subtract(a, b)
-        return cls(float(delta.mean()), float(delta.std(ddof=1) / len(delta) ** 0.5))
-
-    def above(self, errors: float) -> bool:
-        """Whether the first is larger by more than `errors` standard errors."""
-        return self.mean > errors * self.error
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.1e} ± {self.error:.0e}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +117,7 @@ class Bench:
             with contextlib.closing(made.engine(path or made.checkpoint(matrices), tier, len(self.texts[0]))) as hetero:
                 runs[tier] = self._run(hetero.logits, exact)
         if path:
-            with contextlib.closing(LlamaCpp(path, len(self.texts[0]))) as peer:
+            with contextlib.closing(LlamaCpp(path, len(self.texts[0]), threads=1)) as peer:
                 runs[PEER] = self._run(peer.logits, exact)
             path.unlink()
         answers = iter(exact)
@@ -188,13 +148,15 @@ def table(formats: Sequence[Format]) -> str:
     return "\n".join(lines)
 
 
-def page(formats: Sequence[Format], texts: Sequence[list[int]], errors: float) -> str:
+def page(
+    formats: Sequence[Format], gains: Sequence[calibrated.Gain], texts: Sequence[list[int]], errors: float
+) -> str:
     """docs/quality.md."""
     failures = [f"- {text}" for f in formats for text in f.failures(errors)]
     tokens = f"{len(texts)} windows of {len(texts[0])} tokens"
-    return _PAGE.format(tokens=tokens, errors=f"{errors:g}", table=table(formats), narrow=made.NARROW) + "\n".join(
-        ["", "What does not hold:", "", *failures, ""] if failures else ["", "All of it holds for every format.", ""]
-    )
+    body = _PAGE.format(tokens=tokens, errors=f"{errors:g}", table=table(formats), narrow=made.NARROW)
+    verdict = ["What does not hold:", "", *failures] if failures else ["All of it holds for every format."]
+    return "\n".join([body, *verdict, "", calibrated.section(gains)])
 
 
 _PAGE = """# Quality of the formats
@@ -240,9 +202,12 @@ def main(args: Sequence[str] | None = None) -> int:
         for fmt in formats:
             print(f"measuring {fmt}", file=sys.stderr)
             results.append(bench.measure(fmt))
-    print(table(results))
+        print("calibrating", file=sys.stderr)
+        budgets = () if asked.formats else calibrated.BUDGETS
+        gains = calibrated.gains(bench.original, texts, tiers[-1], Path(folder), budgets)
+    print(table(results), calibrated.section(gains), sep="\n\n")
     if asked.publish:
-        (ROOT / "docs" / "quality.md").write_text(page(results, texts, asked.errors), encoding="utf-8")
+        (ROOT / "docs" / "quality.md").write_text(page(results, gains, texts, asked.errors), encoding="utf-8")
     failures = [text for result in results for text in result.failures(asked.errors)]
     for text in failures:
         print(text)

@@ -25,6 +25,8 @@ _Destination = Annotated[
     str | None,
     typer.Argument(metavar="DST", help="The store to write, by default NAME.hetero beside SRC.", show_default=False),
 ]
+_TEXT = 1 << 20
+"""Characters of a text that are read to calibrate."""
 _Experts = Annotated[
     Literal["keep", "q4", "q8", "bf16", "mixed"],
     typer.Option("--experts", help="Format of the experts; keep only rearranges them."),
@@ -32,6 +34,10 @@ _Experts = Annotated[
 _Bits = Annotated[
     float | None,
     typer.Option("--bits", metavar="X", help="Average bits per weight of mixed experts, by default 5.5."),
+]
+_Calibrate = Annotated[
+    str | None,
+    typer.Option("--calibrate", metavar="TEXT", help="Run the model over this text first, to see which weights count."),
 ]
 _Dense = Annotated[
     str | None,
@@ -46,6 +52,7 @@ def convert(
     destination: _Destination = None,
     experts: _Experts = "keep",
     bits: _Bits = None,
+    calibrate: _Calibrate = None,
     dense: _Dense = None,
     verify: _Verify = False,
     force: _Force = False,
@@ -56,25 +63,57 @@ def convert(
 ) -> None:
     """Convert a checkpoint into a store, which loads at once."""
     from hetero.models.store import is_store
-    from hetero.models.treatment import checked
 
     src = _path(source, "SRC")
     dst = None if destination is None else _path(destination, "DST")
     if is_store(src) and verify:
-        if dst is not None or experts != "keep" or dense is not None or bits is not None:
+        if dst is not None or experts != "keep" or (dense, bits, calibrate) != (None, None, None):
             what = "no DST" if dst is not None else "no formats: its weights are only read"
             raise UsageError(f"--verify of a store takes {what}", f"hetero convert {shlex.quote(source)} --verify")
         _verify(src, json)
-    elif dry_run:
-        _dry_run(src, dst, checked(experts, dense, bits), json)
+        return
+    how = _treatment(src, experts, dense, bits, calibrate)
+    if dry_run:
+        _dry_run(src, dst, how, json)
     else:
-        _convert(src, dst, checked(experts, dense, bits), verify, force, json)
+        _convert(src, dst, how, verify, force, json)
 
 
 def _path(text: str, what: str) -> Path:
     if not text.strip():
         raise UsageError(f"{what} is empty", "`hetero convert --help` shows what it takes")
     return Path(text)
+
+
+def _treatment(src: Path, experts: str, dense: str | None, bits: float | None, calibrate: str | None) -> Treatment:
+    """What is asked for, with what running the text of `calibrate` over the source has shown."""
+    from hetero.models.treatment import checked
+
+    how = checked(experts, dense, bits, calibrate is not None)
+    if calibrate is None:
+        return how
+    text = _text(_path(calibrate, "TEXT"))
+    from hetero.engine import Engine
+    from hetero.engine.calibration import WINDOW
+    from hetero.engine.calibration import calibrate as run
+
+    with output.progress("loading") as progress:
+        engine = Engine.load(src, context=WINDOW, progress=progress)
+    with contextlib.closing(engine), output.progress("calibrating") as progress:
+        importance = run(engine, text, progress)
+    output.note(f"calibrated on {importance.tokens:,} tokens of {calibrate}")
+    return dataclasses.replace(how, importance=importance)
+
+
+def _text(path: Path) -> str:
+    """The first characters of a text, more than a calibration reads."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(_TEXT)
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text in UTF-8", "name a text file like those the model will read") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "name a text file") from None
 
 
 def _convert(src: Path, dst: Path | None, how: Treatment, check: bool, force: bool, as_json: bool) -> None:
@@ -90,6 +129,7 @@ def _convert(src: Path, dst: Path | None, how: Treatment, check: bool, force: bo
             experts=how.experts,
             dense=how.dense,
             bits=how.bits,
+            importance=how.importance,
             kernels=kernels,
             progress=progress,
             force=force,

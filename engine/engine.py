@@ -11,10 +11,11 @@ import numpy.typing as npt
 import torch
 
 from hetero.engine.attention import Attention, NativeAttention, TorchAttention
+from hetero.engine.batch import Batch
 from hetero.engine.events import Event, Prefill
 from hetero.engine.kvcache import KVCache
 from hetero.engine.memory import held_bytes
-from hetero.engine.ops import Runtime
+from hetero.engine.ops import Ops, Runtime
 from hetero.engine.owners import DenseOwner, NativeOwner, TorchOwner
 from hetero.engine.request import Request
 from hetero.engine.sampling import Sampler, Sampling
@@ -116,6 +117,10 @@ class Engine:
     def timed(self) -> contextlib.AbstractContextManager[Stopwatch]:
         """While it lasts, steps are timed by stage; only where the dense parts are on the CPU."""
         return self._steps.timed()
+
+    def using(self, make_ops: Callable[[Runtime, Batch], Ops]) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, steps are run by the operations that `make_ops` gives."""
+        return self._steps.using(make_ops)
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes that are held for each of the plan's parts that can be counted, by the ledger's names."""

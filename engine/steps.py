@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class Steps:
         self._config, self._forward, self._runtime, self._pool = config, forward, runtime, pool
         self._most_pages = -(-context // PAGE)
         self._watch: Stopwatch | None = None
+        self._make_ops: Callable[[Runtime, Batch], Ops] = Ops
         self._forget()
 
     def _forget(self) -> None:
@@ -87,6 +89,18 @@ class Steps:
             self._watch = None
             self._forget()
 
+    @contextlib.contextmanager
+    def using(self, make_ops: Callable[[Runtime, Batch], Ops]) -> Iterator[None]:
+        """While it lasts, steps are run by the operations that `make_ops` gives, all of them in Python."""
+        self._make_ops = make_ops
+        self._forget()
+        self._attempts = 0
+        try:
+            yield
+        finally:
+            self._make_ops = Ops
+            self._forget()
+
     def logits(self, parts: list[Part]) -> torch.Tensor:
         """Logits float32 [wanted rows, vocab] of one ragged batch, good until the next one.
 
@@ -97,7 +111,8 @@ class Steps:
             sequence, (token,), _ = parts[0]
             return self._recorded.run(sequence, token, self._watch)
         batch = make_batch(parts, self._runtime.owner.device)
-        ops = Ops(self._runtime, batch) if self._watch is None else TimedOps(self._watch, self._runtime, batch)
+        make_ops = self._make_ops if self._watch is None else partial(TimedOps, self._watch)
+        ops = make_ops(self._runtime, batch)
         if one and self._attempts:
             self._attempts -= 1
             return self._record(batch, ops)

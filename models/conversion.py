@@ -16,6 +16,7 @@ from hetero.models.destination import Destination, check_removable, remove_store
 from hetero.models.extents import Extent, dense_extent, first_damaged, layer_extent, mtp_extent
 from hetero.models.finish import Finisher
 from hetero.models.hashing import fingerprint
+from hetero.models.importance import Importance
 from hetero.models.journal import JOURNAL, Journal, sync_directory, write_safely
 from hetero.models.layout import DENSE_FILE, MTP_FILE, SMALL_FILE, LayerSlot, Layout
 from hetero.models.manifest import MANIFEST, Manifest, StoredFile, read_manifest, write_manifest
@@ -48,7 +49,7 @@ class ConvertReport:
     errors: dict[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     formats: dict[int, str] = field(default_factory=dict)
-    """The format of each layer's experts, where one was chosen for each (mixed)."""
+    """The format of each layer's experts, or those of its parts, where they were chosen for each (mixed)."""
     dense_error: float | None = None
     """The relative RMS error of the dense matrices that were quantised."""
     source_file_bytes: int = 0
@@ -82,6 +83,7 @@ class Conversion:
     kernels: Kernels
     progress: Progress
     mixed: bool = False
+    importance: Importance | None = None
     key: str = ""
     resumed: int = 0
     results: dict[str, Packed] = field(default_factory=dict)
@@ -212,13 +214,14 @@ class Conversion:
             )
 
     def _layer_unit(self, slot: LayerSlot) -> _Unit:
+        known = self.importance.layers[slot.layer] if self.importance else None
         return _Unit(
             file=slot.file,
             what=f"experts of layer {slot.layer}",
             length=slot.length,
             source_bytes=sum(self.source.info(name).n_bytes for name in slot.names),
             n_checksums=slot.n_experts,
-            pack=lambda sink, tick: pack_layer(self.source, slot, self.kernels, sink, tick),
+            pack=lambda sink, tick: pack_layer(self.source, slot, self.kernels, sink, tick, known),
             extents=lambda packed: [layer_extent(slot, packed.checksums[slot.file])],
         )
 
@@ -285,11 +288,16 @@ class Conversion:
             already_converted=already,
             errors=errors,
             notes=self.source.notes,
-            formats={slot.layer: slot.gate_format for slot in self.layout.layers} if self.mixed else {},
+            formats={slot.layer: _format_names(slot) for slot in self.layout.layers} if self.mixed else {},
             dense_error=dense.error if dense else None,
             source_file_bytes=sum(path.stat().st_size for path in self.source.files),
             left_out=manifest.left_out,
         )
+
+
+def _format_names(slot: LayerSlot) -> str:
+    alike = slot.gate_format == slot.down_format
+    return slot.gate_format if alike else f"{slot.gate_format}, down {slot.down_format}"
 
 
 def _read_if_complete(directory: Path) -> Manifest | None:

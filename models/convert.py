@@ -10,12 +10,14 @@ import errno
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.types import TierError, UsageError
 from hetero.models.checkpoint import open_checkpoint
 from hetero.models.conversion import Conversion, ConvertReport
 from hetero.models.destination import Destination, default_destination
+from hetero.models.importance import Importance
 from hetero.models.load import load_source_text
 from hetero.models.lock import locked
 from hetero.models.progress import Progress, silent
@@ -36,6 +38,7 @@ def convert(
     experts: str = "keep",
     dense: str | None = None,
     bits: float | None = None,
+    importance: Importance | None = None,
     kernels: Kernels,
     progress: Progress | None = None,
     force: bool = False,
@@ -43,11 +46,11 @@ def convert(
     """Converts the checkpoint `src` into the store `dst` (default: beside it), or finishes an interrupted run.
 
     `experts` keeps the source's formats or quantises the experts (q4, q8, bf16, or mixed within `bits` on average);
-    `dense` is a format for the dense matrices. `force` skips the check for free space and replaces a different store
-    at `dst`. Raises UsageError, ModelError (bad source) or TierError (disk
-    full, not writable, in use by another process); finished layers then stay in `DST.tmp` for the next run.
+    `importance` says what counts in quantising them; `dense` is a format for the dense matrices. `force` skips the
+    check for free space and replaces a different store at `dst`. Raises UsageError, ModelError (bad source) or
+    TierError (disk full, not writable, in use by another process); finished layers stay in `DST.tmp` for the next run.
     """
-    treatment = checked(experts, dense, bits)
+    treatment = replace(checked(experts, dense, bits, importance is not None), importance=importance)
     if is_store(src):
         raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
     target = Destination(dst.absolute() if dst is not None else default_destination(src))
@@ -65,6 +68,7 @@ def convert(
                 kernels,
                 progress or silent,
                 mixed=treatment.experts == MIXED,
+                importance=importance,
             )
             return job.run(force)
 

@@ -16,6 +16,8 @@ from hetero.native import FORMATS, down_offset, expert_bytes, packed_bytes, row_
 
 EXPERT_TARGETS: dict[str, str] = {"q4": "Q4_0", "q8": "Q8_0", "bf16": "BF16"}
 EXPERT_PARTS = ("gate", "up", "down")
+Formats = tuple[str, str, str]
+"""Of gate, up and down of a layer's experts, which share one layout and so cannot differ from expert to expert."""
 PAGE = 4096
 """Extents start on pages, so that one direct read fetches one."""
 PIECE_SOURCE_BYTES = 8 << 20
@@ -154,14 +156,14 @@ def rows_per_piece(format: str, k: int) -> int:
 
 def make_layout(
     index: ModelIndex,
-    experts: Mapping[int, str] | None = None,
+    experts: Mapping[int, Formats] | None = None,
     dense: str | None = None,
     mtp: Sequence[StoredTensor] = (),
 ) -> Layout:
     """Lays out every tensor of `index` (and `mtp`, as it lies in the source) in name order.
 
-    `experts` are other formats than the source's for layers of experts, `dense` one for the dense matrices whose rows
-    it can hold. Raises UsageError for experts whose shapes do not allow it.
+    `experts` are other formats than the source's for gate, up and down of layers of experts, `dense` one for the dense
+    matrices whose rows it can hold. Raises UsageError for experts whose shapes do not allow it.
     """
     tensors = sorted(index.tensors, key=lambda info: info.name)
     return Layout(
@@ -194,7 +196,7 @@ def _place_dense(tensors: Iterable[TensorInfo], target: str | None) -> tuple[Mat
     return tuple(slots)
 
 
-def _place_layers(tensors: list[TensorInfo], experts: Mapping[int, str]) -> list[LayerSlot]:
+def _place_layers(tensors: list[TensorInfo], experts: Mapping[int, Formats]) -> list[LayerSlot]:
     by_name = {info.name: info for info in tensors}
     layers = sorted({int(name.split(".")[2]) for name in by_name})
     slots = []
@@ -210,16 +212,15 @@ def _place_layers(tensors: list[TensorInfo], experts: Mapping[int, str]) -> list
     return slots
 
 
-def _layer_slot(layer: int, infos: tuple[TensorInfo, TensorInfo, TensorInfo], target: str | None) -> LayerSlot:
+def _layer_slot(layer: int, infos: tuple[TensorInfo, TensorInfo, TensorInfo], target: Formats | None) -> LayerSlot:
     n_experts, inter, hidden = infos[0].shape
-    formats = [target or info.format for info in infos]
+    gate, up, down = formats = target or (infos[0].format, infos[1].format, infos[2].format)
     for format, k in zip(formats, (hidden, hidden, inter), strict=True):
         if not FORMATS[format].plain and k % FORMATS[format].block_k:
             raise UsageError(
                 f"layer {layer}: rows of {k} weights cannot be {format}, which has blocks of {FORMATS[format].block_k}",
                 "convert with --experts keep",
             )
-    gate, up, down = formats
     stride = expert_bytes(gate, up, down, hidden, inter)
     return LayerSlot(layer, n_experts, hidden, inter, gate, up, down, stride, down_offset(gate, up, hidden, inter))
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from hetero.machine.types import ModelError, TensorInfo
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.hashing import checksum, digest
-from hetero.models.layout import LayerSlot, MatrixSlot, piece_range
+from hetero.models.importance import LayerImportance
+from hetero.models.layout import EXPERT_PARTS, LayerSlot, MatrixSlot, piece_range
 from hetero.native import FORMATS, Kernels, allocate, packed_bytes
 
 U8 = npt.NDArray[np.uint8]
@@ -97,12 +98,22 @@ def in_order(work: Callable[[int], T], count: int) -> Iterator[T]:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def pack_layer(source: Checkpoint, slot: LayerSlot, kernels: Kernels, sink: Sink, tick: Tick) -> Packed:
-    """Packs all experts of one layer, expert by expert; raises ModelError on NaN or infinite weights or scales."""
+def pack_layer(
+    source: Checkpoint,
+    slot: LayerSlot,
+    kernels: Kernels,
+    sink: Sink,
+    tick: Tick,
+    importance: LayerImportance | None = None,
+) -> Packed:
+    """Packs all experts of one layer, expert by expert; raises ModelError on NaN or infinite weights or scales.
+
+    `importance` says which inputs count where weights are quantised.
+    """
     infos = [source.info(name) for name in slot.names]
     source_bytes = sum(info.n_bytes for info in infos) // slot.n_experts
     experts = []
-    for expert in in_order(partial(_pack_expert, source, slot, infos, kernels, sink), slot.n_experts):
+    for expert in in_order(partial(_pack_expert, source, slot, infos, kernels, sink, importance), slot.n_experts):
         experts.append(expert)
         tick(source_bytes)
     requantised = any(format != info.format for format, info in zip(slot.formats, infos, strict=True))
@@ -198,17 +209,24 @@ class _Expert:
 
 
 def _pack_expert(
-    source: Checkpoint, slot: LayerSlot, infos: Sequence[TensorInfo], kernels: Kernels, sink: Sink, index: int
+    source: Checkpoint,
+    slot: LayerSlot,
+    infos: Sequence[TensorInfo],
+    kernels: Kernels,
+    sink: Sink,
+    importance: LayerImportance | None,
+    index: int,
 ) -> _Expert:
     parts, digests = [], []
     error = norm = 0.0
-    for info, format in zip(infos, slot.formats, strict=True):
+    for part, info, format in zip(EXPERT_PARTS, infos, slot.formats, strict=True):
         rows = source.read_rows(info.name, expert=index)
         digests.append(digest(rows))
         where = f"{source.file_of(info.name, index)}: tensor {info.name} (expert {index})"
         _check(kernels, info.format, rows, info.shape[-1], where, 0)
         if format != info.format:
-            rows, part_error, part_norm = _requantise(kernels, info.format, format, rows, info.shape[-1])
+            counts = None if importance is None else importance.of(part, index)
+            rows, part_error, part_norm = _requantise(kernels, info.format, format, rows, info.shape[-1], counts)
             error += part_error
             norm += part_norm
         parts.append(rows)
@@ -219,10 +237,12 @@ def _pack_expert(
     return _Expert(sink.commit(index * slot.stride, out), digests, error, norm)
 
 
-def _requantise(kernels: Kernels, old: str, new: str, rows: U8, k: int) -> tuple[U8, float, float]:
+def _requantise(
+    kernels: Kernels, old: str, new: str, rows: U8, k: int, importance: F32 | None = None
+) -> tuple[U8, float, float]:
     n = rows.shape[0]
     exact = kernels.dequantize(old, rows, n, k)
-    coded = kernels.quantize(new, exact)
+    coded = kernels.quantize(new, exact, importance)
     delta = (kernels.dequantize(new, coded, n, k) - exact).ravel()
     flat = exact.ravel()
     return coded, float(np.dot(delta, delta)), float(np.dot(flat, flat))

@@ -103,8 +103,9 @@ int hetero_unpack_expert(const hetero_bank *bank, const uint8_t *expert, size_t 
                          size_t gate_bytes, uint8_t *up, size_t up_bytes, uint8_t *down, size_t down_bytes,
                          char *message, size_t message_bytes);
 
-int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t x_bytes, uint8_t *rows,
-                    size_t rows_bytes, char *message, size_t message_bytes);
+/* With the least squared error, to which input i counts importance[i] times (null: all alike). */
+int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t x_bytes, const float *importance,
+                    size_t importance_bytes, uint8_t *rows, size_t rows_bytes, char *message, size_t message_bytes);
 int hetero_dequantize(int32_t format, int64_t n, int64_t k, const uint8_t *rows, size_t rows_bytes, float *out,
                       size_t out_bytes, char *message, size_t message_bytes);
 /* *block = index of the first block (row-major) whose scale or value is not finite, or -1. */

@@ -218,12 +218,19 @@ class Kernels:
         self.call("hetero_unpack_expert", bank, *arguments)
         return gate, up, down
 
-    def quantize(self, target: str, x: Floats) -> Bytes:
-        """float32 [n, k] to raw rows of F32, F16, BF16, Q8_0 or Q4_0 (least squared error), uint8 [n, row_bytes]."""
+    def quantize(self, target: str, x: Floats, importance: Floats | None = None) -> Bytes:
+        """float32 [n, k] to raw rows of F32, F16, BF16, Q8_0 or Q4_0 (least squared error), uint8 [n, row_bytes].
+
+        `importance` float32 [k], all above 0, says how much the squared error of each input counts.
+        """
         n, k = _array("x", x, np.float32).shape
         rows = np.zeros((n, row_bytes(target, k)), np.uint8)
         if n:
-            self._move("hetero_quantize", target, n, k, x, rows)
+            weights: list[Any] = [ffi.NULL, 0]
+            if importance is not None:
+                weights = [_pointer("float[]", _array("importance", importance, np.float32, (k,))), importance.nbytes]
+            source, to = (_pointer("float[]", x), x.nbytes), (_pointer("uint8_t[]", rows), rows.nbytes)
+            self.call("hetero_quantize", format_info(target).code, n, k, *source, *weights, *to)
         return rows
 
     def dequantize(self, fmt: str, rows: Bytes, n: int, k: int) -> Floats:

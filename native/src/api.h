@@ -129,15 +129,19 @@ int hetero_unpack_expert(const hetero_bank *bank, const uint8_t *expert, size_t 
     return HETERO_OK;
 }
 
-int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t x_bytes, uint8_t *rows,
-                    size_t rows_bytes, char *text, size_t text_bytes) {
+int hetero_quantize(int32_t format, int64_t n, int64_t k, const float *x, size_t x_bytes, const float *importance,
+                    size_t importance_bytes, uint8_t *rows, size_t rows_bytes, char *text, size_t text_bytes) {
     const Message message = {text, text_bytes};
     if (const int code = check_shape(format, n, k, message)) return code;
     if (!can_quantize(format))
         return message.fail(HETERO_BAD_ARGUMENT, "nothing is quantised to %s here", kFormats[format].name);
     if (const int code = check_buffer("x", x, x_bytes, 4 * n * k, message)) return code;
+    if (const int code = check_optional("importance", importance, importance_bytes, 4 * k, message)) return code;
+    for (int64_t i = 0; importance && i < k; i++)
+        if (!(importance[i] > 0) || !is_finite(importance[i]))
+            return message.fail(HETERO_BAD_ARGUMENT, "importance %lld is not a positive number", (long long)i);
     if (const int code = check_buffer("rows", rows, rows_bytes, n * raw_row_bytes(format, k), message)) return code;
-    quantize_rows(format, x, rows, n * k);
+    quantize_rows(format, x, importance, rows, n * k, k);
     return HETERO_OK;
 }
 

@@ -23,7 +23,7 @@ inline float amax_of(const float *x, int n) {
 inline float add_lanes(Lanes v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
 struct Fit {
-    float xq, qq;  // sum of x * q and of q * q
+    float xq, qq;  // sums of w * x * q and of w * q * q
 };
 
 // How a symmetric format's scale is searched: codes low..high, and sizes amax / d that are tried, in `steps` steps.
@@ -38,8 +38,8 @@ constexpr Search kSearch8 = {-127.f, 127.f, 122.f, 5.4f, 18, false};  // the lar
 
 inline float clamp_code(float v, const Search &s) { return v < s.low ? s.low : v > s.high ? s.high : v; }
 
-// The codes of x for the scale 1 / inverse, and how well they match x.
-inline Fit fit_codes(const float *x, float inverse, const Search &s) {
+// The codes of x for the scale 1 / inverse, and how well they match x where input i weighs w[i].
+inline Fit fit_codes(const float *x, const float *w, float inverse, const Search &s) {
     constexpr float magic = 12582912.f;
     Lanes xq = {}, qq = {};
     for (int i = 0; i < kBlock; i += 8) {
@@ -48,16 +48,17 @@ inline Fit fit_codes(const float *x, float inverse, const Search &s) {
         q = q < s.low ? Lanes{} + s.low : q;
         q = q > s.high ? Lanes{} + s.high : q;
         q = (q + magic) - magic;
-        xq += v * q;
-        qq += q * q;
+        const Lanes weighted = load_lanes(w + i) * q;
+        xq += v * weighted;
+        qq += weighted * q;
     }
     return {add_lanes(xq), add_lanes(qq)};
 }
 
-// Of scales around the one that maps amax to the last code, that whose codes leave the least squared error; the error
-// of codes q with their best scale is sum(x^2) - (sum xq)^2 / sum(q^2), so the last term is maximised. A NaN or
-// infinity in x becomes the scale, where check_scales finds it.
-inline float best_scale(const float *x, const Search &s) {
+// Of scales around the one that maps amax to the last code, that whose codes leave the least squared error weighted by
+// w; the error of codes q with their best scale is sum(w x^2) - (sum w x q)^2 / sum(w q^2), so the last term is
+// maximised. A NaN or infinity in x becomes the scale, where check_scales finds it.
+inline float best_scale(const float *x, const float *w, const Search &s) {
     const float amax = amax_of(x, kBlock);
     if (!is_finite(amax)) return amax;
     float best = 0, d = 0;
@@ -65,7 +66,7 @@ inline float best_scale(const float *x, const Search &s) {
     for (int step = 0; step <= s.steps; step++) {
         const float size = s.first + s.width / float(s.steps) * float(step);
         for (int sign = s.negative ? -1 : 1; sign <= 1; sign += 2) {
-            const Fit f = fit_codes(x, float(sign) * size / amax, s);
+            const Fit f = fit_codes(x, w, float(sign) * size / amax, s);
             if (f.qq > 0 && f.xq * f.xq > best * f.qq) {
                 best = f.xq * f.xq / f.qq;
                 d = f.xq / f.qq;
@@ -76,22 +77,22 @@ inline float best_scale(const float *x, const Search &s) {
 }
 
 // Writes the scale and gives the codes of x for it as it is stored.
-inline void scaled_codes(const float *x, const Search &s, uint8_t *scale, int *codes) {
-    const uint16_t half = float_to_half(best_scale(x, s));
+inline void scaled_codes(const float *x, const float *w, const Search &s, uint8_t *scale, int *codes) {
+    const uint16_t half = float_to_half(best_scale(x, w, s));
     const float d = half_to_float(half), inverse = d != 0 && is_finite(d) ? 1.f / d : 0.f;
     store16(scale, half);
     for (int i = 0; i < kBlock; i++) codes[i] = inverse != 0 ? int(round_even(clamp_code(x[i] * inverse, s))) : 0;
 }
 
-inline void quantize_q8_0(const float *x, uint8_t *block) {
+inline void quantize_q8_0(const float *x, const float *w, uint8_t *block) {
     int codes[kBlock];
-    scaled_codes(x, kSearch8, block, codes);
+    scaled_codes(x, w, kSearch8, block, codes);
     for (int i = 0; i < kBlock; i++) block[2 + i] = uint8_t(int8_t(codes[i]));
 }
 
-inline void quantize_q4_0(const float *x, uint8_t *block) {
+inline void quantize_q4_0(const float *x, const float *w, uint8_t *block) {
     int codes[kBlock];
-    scaled_codes(x, kSearch4, block, codes);
+    scaled_codes(x, w, kSearch4, block, codes);
     uint8_t unsigned_codes[kBlock];
     for (int i = 0; i < kBlock; i++) unsigned_codes[i] = uint8_t(codes[i] + 8);
     set_raw_codes<HETERO_Q4_0>(block, 0, unsigned_codes);
@@ -99,14 +100,19 @@ inline void quantize_q4_0(const float *x, uint8_t *block) {
 
 inline bool can_quantize(int format) { return is_bare(format) || format == HETERO_Q8_0 || format == HETERO_Q4_0; }
 
-inline void quantize_rows(int format, const float *x, uint8_t *rows, int64_t count) {
+// Rows of k inputs, of which input i weighs importance[i] where a scale is chosen (null: all the same).
+inline void quantize_rows(int format, const float *x, const float *importance, uint8_t *rows, int64_t count,
+                          int64_t k) {
     const FormatInfo &f = kFormats[format];
+    float alike[kBlock];
+    for (float &w : alike) w = 1;
     for (int64_t i = 0; i < count; i += f.block_k, rows += f.raw_bytes) {
+        const float *const w = importance ? importance + i % k : alike;
         if (format == HETERO_F32) memcpy(rows, x + i, 4);
         if (format == HETERO_F16) store16(rows, float_to_half(x[i]));
         if (format == HETERO_BF16) store16(rows, float_to_bf16(x[i]));
-        if (format == HETERO_Q8_0) quantize_q8_0(x + i, rows);
-        if (format == HETERO_Q4_0) quantize_q4_0(x + i, rows);
+        if (format == HETERO_Q8_0) quantize_q8_0(x + i, w, rows);
+        if (format == HETERO_Q4_0) quantize_q4_0(x + i, w, rows);
     }
 }
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench import demo_formats, quality
-from bench.quality import PEER, Format, Paired, Run
+from bench import calibrated, demo_formats, quality
+from bench.paired import Paired
+from bench.quality import PEER, Format, Run
 from hetero.native import FORMATS
 
 SHORT = ("Q8_0", "Q4_0", "Q5_1", "Q6_K", "Q4_K", "Q2_K", "Q3_K", "IQ4_XS", "MXFP4", "NVFP4", "F16", "FP8_E4M3", "U4_64")
@@ -67,7 +69,15 @@ def test_what_does_not_hold_is_told_with_the_engine() -> None:
 def test_the_page_names_every_engine_and_what_fails() -> None:
     run = Run((1.0, 1.0), (0.1, 0.1), (0.01, 0.01), 0.01)
     worse = replace(run, loss=(2.0, 2.0))
-    page = quality.page([Format("Q4_0", run, {"avx2": worse, PEER: run})], [[1, 2], [3, 4]], 3)
+    gain = calibrated.Gain(5.5, (0.2, 0.3), (0.1, 0.1), (2.0, 1.5), (10**6, 10**6))
+    page = quality.page([Format("Q4_0", run, {"avx2": worse, PEER: run})], [gain], [[1, 2], [3, 4]], 3)
     assert "| Q4_0 | exact | 2.7183 |" in page
     assert "|  | avx2 | 7.3891 |" in page
     assert "- Q4_0 avx2: loss differs" in page
+    assert "| mixed, 5.5 bits | 1.00 | 2.0000 | 1.5000 | 2.50e-01 | 1.00e-01 | -1.5e-01 ± 5e-02 |" in page
+
+
+def test_calibrated_experts_of_equal_size_diverge_less(bench: quality.Bench, tmp_path: Path) -> None:
+    for gain in calibrated.gains(bench.original, bench.texts, bench.tiers[0], tmp_path, (None, 6.5)):
+        assert gain.experts[0] == gain.experts[1]
+        assert np.mean(gain.calibrated) < np.mean(gain.plain)

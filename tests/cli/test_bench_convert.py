@@ -105,7 +105,8 @@ def test_mixed_experts_and_dense_matrices_are_shown_and_planned_as_they_are_writ
     store, options = tmp_path / "m.hetero", ("--experts", "mixed", "--bits", "9", "--dense", "q8")
     planned = run.json("convert", model, store, *options, "--dry-run")
     body = run.json("convert", model, store, *options)
-    assert set(body["formats"].values()) <= {"Q4_0", "Q8_0", "BF16"}
+    chosen = {fmt.removeprefix("down ") for shown in body["formats"].values() for fmt in shown.split(", ")}
+    assert chosen <= {"Q4_0", "Q8_0", "BF16"}
     assert len(body["formats"]) == tiny_config("qwen3moe")["num_hidden_layers"]
     assert 0.001 < body["dense_error"] < 0.02
     assert planned["experts"] == body["experts"] == "mixed 9, dense Q8_0"
@@ -125,6 +126,10 @@ def test_mixed_experts_and_dense_matrices_are_shown_and_planned_as_they_are_writ
     [
         (("--bits", "5"), "budget of --experts mixed"),
         (("--experts", "mixed", "--bits", "3"), "no average"),
+        (("--calibrate", "README.md"), "no use to --experts keep"),
+        (("--experts", "bf16", "--calibrate", "README.md"), "no use to --experts bf16"),
+        (("--experts", "q4", "--calibrate", "/nowhere/text"), "cannot be read"),
+        (("--experts", "q4", "--calibrate", " "), "TEXT is empty"),
         (("--dense", "q4_k"), "cannot be quantised to Q4_K"),
         (("--dense", "zebra"), "unknown weight format"),
     ],
@@ -137,6 +142,26 @@ def test_treatments_that_cannot_be_are_usage_errors(
     assert words in err
     assert "IQ4_XS" not in err  # a format that no dense matrix can become is no advice
     assert not list(tmp_path.glob("x*"))
+
+
+def test_a_text_calibrates_what_is_quantised(run: Run, model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the three thieves thought that the weather there " * 12)
+    options = ("--experts", "mixed", "--calibrate", text)
+    planned = run.json("convert", model, tmp_path / "m.hetero", *options, "--dry-run")
+    code, _, err = run("convert", model, tmp_path / "m.hetero", *options)
+    assert code == 0, err
+    assert "calibrated on " in err
+    assert run.json("convert", model, tmp_path / "m.hetero", *options)["already_converted"]
+    assert planned["experts"].startswith("mixed 5.5, calibrated ")
+    assert planned["expert_bytes"] == sum(f.stat().st_size for f in (tmp_path / "m.hetero").glob("experts-*.bin"))
+    plain = run.json("convert", model, tmp_path / "p.hetero", *options[:2])
+    assert plain["errors"] != run.json("convert", model, tmp_path / "c.hetero", *options)["errors"]
+    for content, words in ((b"too short", "tokens"), (bytes(range(256)), "is not a text")):
+        text.write_bytes(content)
+        code, _, err = run("convert", model, tmp_path / "x.hetero", *options)
+        assert code == 2
+        assert words in err
 
 
 def test_verify_finds_a_flipped_byte(run: Run, model: Path, tmp_path: Path) -> None:

@@ -72,12 +72,12 @@ def _library() -> Any:
 
 
 class LlamaCpp:
-    """One GGUF file in llama.cpp, two threads, weights as its CPU backend takes them.
+    """One GGUF file in llama.cpp, weights as its CPU backend takes them.
 
     Attention is in float32 throughout, or in the half precision that is llama.cpp's default.
     """
 
-    def __init__(self, path: Path, context: int = 1024, float_attention: bool = True) -> None:
+    def __init__(self, path: Path, context: int = 1024, float_attention: bool = True, threads: int = 2) -> None:
         self._library = library = _library()
         self._model = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
         assert self._model, f"llama.cpp does not load {path}"
@@ -86,7 +86,7 @@ class LlamaCpp:
         if float_attention:
             _float_attention(params)
         self._context = library.llama_init_from_model(self._model, params)
-        library.llama_set_n_threads(self._context, 2, 2)
+        library.llama_set_n_threads(self._context, threads, threads)
         self.vocab = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self._model))
 
     def logits(self, ids: list[int]) -> Floats:

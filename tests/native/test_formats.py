@@ -93,6 +93,43 @@ def test_quantised_scales_leave_less_error_than_ggml(kernels, shape, fmt, share)
     assert not dequantized(fmt, ours, 64, 512)[0, :32].any()
 
 
+def test_the_error_of_inputs_that_count_more_is_made_less(kernels):
+    rng = np.random.default_rng(5)
+    x, counts = normal(rng, 40, 64), rng.lognormal(0, 1.5, 64).astype(np.float32)
+
+    def error(fmt, *importance):
+        rows = kernels.quantize(fmt, x, *importance)
+        return (counts * np.square(dequantized(fmt, rows, 40, 64).astype(np.float64) - x)).sum()
+
+    blocks, weights = x.reshape(-1, 32).astype(np.float64), np.tile(counts, 40).reshape(-1, 32)
+    best = np.full(len(blocks), np.inf)
+    for size in np.linspace(5.5, 10, 400):  # all scales that can be the best one, of either sign
+        for sign in (-1, 1):
+            d = sign * np.abs(blocks).max(1, keepdims=True) / size
+            codes = np.clip(np.rint(blocks / d), -8, 7)
+            d = (weights * blocks * codes).sum(1, keepdims=True) / (weights * codes**2).sum(1, keepdims=True)
+            best = np.minimum(best, (weights * np.square(codes * d - blocks)).sum(1))
+    assert error("Q4_0", counts) <= 1.05 * best.sum()
+    assert error("Q4_0", counts) <= 0.9 * error("Q4_0")
+    assert error("Q8_0", counts) < error("Q8_0")
+
+
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "BF16"])
+def test_inputs_that_all_count_alike_change_nothing(kernels, fmt):
+    x = normal(np.random.default_rng(6), 9, 96)
+    assert np.array_equal(kernels.quantize(fmt, x, np.full(96, 1, np.float32)), kernels.quantize(fmt, x))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
+def test_what_is_no_importance_is_refused(kernels, bad):
+    counts = np.ones(64, np.float32)
+    counts[7] = bad
+    with pytest.raises(ValueError, match="importance 7 is not a positive number"):
+        kernels.quantize("Q4_0", normal(np.random.default_rng(6), 2, 64), counts)
+    with pytest.raises(ValueError, match="expected"):
+        kernels.quantize("Q4_0", normal(np.random.default_rng(6), 2, 64), counts[:32])
+
+
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
 def test_q8_0_is_within_a_step_of_every_value(kernels, scale):
     x = normal(np.random.default_rng(2), 20, 256) * np.float32(scale)

@@ -1,0 +1,163 @@
+"""Runs a model over a text to see which inputs of its experts count, and which layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from hetero.engine.batch import Batch
+from hetero.engine.engine import Engine
+from hetero.engine.ops import Ops, Runtime
+from hetero.machine.types import UsageError
+from hetero.models.importance import Importance, LayerImportance, importance_of
+from hetero.models.progress import Meter, Progress, silent
+from hetero.native import ExpertBank, Kernels
+
+WINDOW = 512
+"""Tokens that are read as one text."""
+_WINDOWS = 64
+"""Windows that are read at most: statistics of 32,768 tokens do not get better by more."""
+_NOISY = 4
+"""Windows that each layer's sensitivity is measured on."""
+_NOISE = 0.15
+"""Noise of a layer's output, relative to it: about what 4-bit weights cause, well above that of rounded activations."""
+_FEWEST = 64
+
+Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class _WatchedOps(Ops):
+    """Ops that show what goes into the experts."""
+
+    def __init__(self, watch: Watch, runtime: Runtime, batch: Batch) -> None:
+        super().__init__(runtime, batch)
+        self._watch = watch
+
+    def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        self._watch(layer, x.cpu(), ids.cpu(), weights.cpu())
+        return super().experts(layer, x, ids, weights)
+
+
+class _NoisyOps(Ops):
+    """Ops that add noise to the experts' output of one layer, in proportion to each token's."""
+
+    def __init__(self, layer: int, runtime: Runtime, batch: Batch) -> None:
+        super().__init__(runtime, batch)
+        self._layer = layer
+
+    def experts(self, layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        out = super().experts(layer, x, ids, weights)
+        if layer != self._layer:
+            return out
+        noise = torch.randn(out.shape, generator=torch.Generator().manual_seed(layer)).to(out.device)
+        return out + noise * (_NOISE * out.square().mean(dim=1, keepdim=True).sqrt())
+
+
+class _Sums:
+    """Sums over the tokens that a layer's experts were given."""
+
+    def __init__(self, bank: ExpertBank, kernels: Kernels) -> None:
+        self._bank, self._kernels = bank, kernels
+        self.inputs = np.zeros((bank.n_experts, bank.hidden), np.float32)
+        self.hiddens = np.zeros((bank.n_experts, bank.inter), np.float32)
+        self.weights = np.zeros(bank.n_experts, np.float32)
+        self.visits = np.zeros(bank.n_experts, np.int64)
+
+    def add(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+        """x [T, hidden], ids and weights [T, k] of one step."""
+        for expert in ids.unique().tolist():
+            rows, slots = (ids == expert).nonzero(as_tuple=True)
+            squares = weights[rows, slots].square()
+            self.inputs[expert] += (squares @ x[rows].square()).numpy()
+            self.hiddens[expert] += (squares @ self._hidden(expert, x[rows]).square()).numpy()
+            self.weights[expert] += float(squares.sum())
+            self.visits[expert] += len(rows)
+
+    def _hidden(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """What an expert's down matrix is given, [T, inter]."""
+        bank = self._bank
+        extent = bank.data[expert * bank.stride : (expert + 1) * bank.stride]
+        formats = bank.gate_format, bank.up_format
+        raw = self._kernels.unpack_expert(extent, *formats, bank.down_format, bank.hidden, bank.inter)
+        outs = []
+        for fmt, rows, bias in zip(formats, raw, (bank.gate_bias, bank.up_bias), strict=False):
+            matrix = torch.from_numpy(self._kernels.dequantize(fmt, rows, bank.inter, bank.hidden))
+            outs.append(F.linear(x, matrix, None if bias is None else torch.from_numpy(bias[expert])))
+        return joined(bank.activation, *outs)
+
+    def importance(self, sensitivity: float) -> LayerImportance:
+        """What the sums say."""
+        inputs, hiddens = (importance_of(s, self.weights, self.visits) for s in (self.inputs, self.hiddens))
+        return LayerImportance(inputs, hiddens, self.weights / max(float(self.weights.sum()), 1e-30), sensitivity)
+
+
+def joined(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """The two halves of an expert as its down matrix gets them; the activations of `hetero.native.ACTIVATIONS`."""
+    if activation == "gpt_oss":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+
+
+def windows(engine: Engine, text: str) -> list[list[int]]:
+    """Token ids of the text, cut. Raises UsageError for one that is too short."""
+    size = min(WINDOW, engine.plan.context)
+    ids = engine.text.encode_text(text).ids
+    if len(ids) < _FEWEST:
+        raise UsageError(f"the text has {len(ids)} tokens", f"calibrate with {_FEWEST} at least, thousands are better")
+    cut = [ids[i : i + size] for i in range(0, len(ids), size)]
+    return [window for window in cut if len(window) >= min(len(ids), size) // 2][:_WINDOWS]
+
+
+def calibrate(engine: Engine, text: str, progress: Progress = silent) -> Importance:
+    """What the experts of `engine`'s model are given by `text`, and what errors of each layer's output would do.
+
+    Raises UsageError for a model without experts and for a text that is too short.
+    """
+    model = engine.model
+    if not model.banks:
+        raise UsageError(f"{model.name} has no experts to calibrate", "leave --calibrate away")
+    texts = windows(engine, text)
+    noisy = texts[:_NOISY]
+    meter = Meter(progress, _tokens(texts) + len(model.banks) * _tokens(noisy), "calibrating")
+    sums = {layer: _Sums(bank, model.kernels) for layer, bank in model.banks.items()}
+
+    def watch(layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
+        sums[layer].add(x, ids, weights)
+
+    with engine.using(partial(_WatchedOps, watch)):
+        answers = list(_answers(engine, texts, len(noisy), meter))
+    layers = {}
+    for layer, found in sums.items():
+        with engine.using(partial(_NoisyOps, layer)):
+            disturbed = _answers(engine, noisy, len(noisy), meter)
+            lost = [_divergence(p, q) for p, q in zip(answers, disturbed, strict=True)]
+        layers[layer] = found.importance(float(np.concatenate(lost).mean()) / _NOISE**2)
+    return Importance(hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), _tokens(texts), layers)
+
+
+def _tokens(texts: Sequence[list[int]]) -> int:
+    return sum(len(ids) for ids in texts)
+
+
+def _answers(
+    engine: Engine, texts: Sequence[list[int]], kept: int, meter: Meter
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Log probabilities [T, vocab] of each of the first `kept` texts; all are run."""
+    for number, ids in enumerate(texts):
+        logits = torch.from_numpy(engine.logits(ids))
+        meter.tick(len(ids))
+        if number < kept:
+            yield torch.log_softmax(logits, dim=-1).numpy()
+
+
+def _divergence(p: npt.NDArray[np.float32], q: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """KL(p || q) of each token, of log probabilities [T, vocab]."""
+    found: npt.NDArray[np.float32] = (np.exp(p) * (p - q)).sum(axis=-1)
+    return found
