@@ -102,6 +102,8 @@ def joined(activation: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tenso
     if activation == "gpt_oss":
         gate, up = gate.clamp(max=7), up.clamp(-7, 7)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    if activation == "clamped_silu":
+        return F.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
     return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
 

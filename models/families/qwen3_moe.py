@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetero.models.blocks import Batch, Ops, decoder, grouped_attention
 from hetero.models.config import ModelConfig, MoeConfig
-from hetero.models.families.common import (
-    INV_FREQ,
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    Expected,
-    FusedExperts,
-    Keys,
-    attention_tensors,
-    expert_tensors,
-    gguf_heads,
-    gguf_shape,
-    kv_heads,
-    mlp_tensors,
-    rope_from_gguf,
-    rope_from_hf,
-    shell_tensors,
-)
+from hetero.models.families.common import INV_FREQ, MAX_EXPERTS, Expected, FusedExperts, Keys
+from hetero.models.families.grouped import config_of_gguf, config_of_hf, model_tensors, norm_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +30,11 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     k = Keys(raw, where)
     k.refuse_unless("hidden_act", "silu", "silu")
     k.refuse_unless("use_sliding_window", False, False)
-    heads, hidden = k.integer("num_attention_heads"), k.integer("hidden_size")
-    dim = k.integer("head_dim", hidden // heads)
-    n_layers = k.integer("num_hidden_layers", high=MAX_LAYERS)
-    context = k.integer("max_position_embeddings", 32768, high=1 << 30)
-    experts_key = "num_experts" if k.has("num_experts") else "num_local_experts"
-    n_experts = k.integer(experts_key, high=MAX_EXPERTS)
+    if not k.has("intermediate_size"):
+        k = Keys({**raw, "intermediate_size": 6144}, where)
+    base = config_of_hf(k, NAME, context=32768, eps=1e-6, kv_default=min(4, k.integer("num_attention_heads")))
+    n_layers = base.n_layers
+    n_experts = k.integer("num_experts" if k.has("num_experts") else "num_local_experts", high=MAX_EXPERTS)
     step = k.integer("decoder_sparse_step", 1)
     dense = {layer for layer in range(n_layers) if (layer + 1) % step}
     moe = MoeConfig(
@@ -59,24 +44,7 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
         norm_topk=k.flag("norm_topk_prob", False),
         dense_layers=tuple(sorted(dense | set(k.layers("mlp_only_layers", n_layers)))),
     )
-    return ModelConfig(
-        family=NAME,
-        model_type=k.text("model_type", "qwen3_moe"),
-        vocab_size=k.integer("vocab_size"),
-        hidden_size=hidden,
-        n_layers=n_layers,
-        n_heads=heads,
-        n_kv_heads=kv_heads(k, "num_key_value_heads", heads, min(4, heads)),
-        head_dim=dim,
-        intermediate_size=k.integer("intermediate_size", 6144),
-        rms_norm_eps=k.number("rms_norm_eps", 1e-6),
-        max_context=context,
-        rope=rope_from_hf(k, dim, context, interleaved=False),
-        tie_word_embeddings=k.flag("tie_word_embeddings", False),
-        qk_norm=True,
-        moe=moe,
-        attention_bias=k.flag("attention_bias", False),
-    )
+    return replace(base, qk_norm=True, moe=moe)
 
 
 def config_from_gguf(
@@ -87,28 +55,8 @@ def config_from_gguf(
     The format has no word on renormalising the top-k weights; this architecture does it.
     """
     k = Keys(meta, where, "qwen3moe.")
-    heads, hidden, dim = gguf_heads(k)
-    n_layers = k.integer("block_count", high=MAX_LAYERS)
-    context = k.integer("context_length", high=1 << 30)
-    moe = _moe_from_gguf(k, shapes, n_layers)
-    return ModelConfig(
-        family=NAME,
-        model_type="qwen3_moe",
-        vocab_size=gguf_shape(shapes, "model.embed_tokens.weight", 2, where)[0],
-        hidden_size=hidden,
-        n_layers=n_layers,
-        n_heads=heads,
-        n_kv_heads=kv_heads(k, "attention.head_count_kv", heads),
-        head_dim=dim,
-        intermediate_size=k.integer("feed_forward_length", 1),
-        rms_norm_eps=k.number("attention.layer_norm_rms_epsilon"),
-        max_context=context,
-        rope=rope_from_gguf(k, dim, context, interleaved=False),
-        tie_word_embeddings="lm_head.weight" not in shapes,
-        qk_norm=True,
-        moe=moe,
-        attention_bias="model.layers.0.self_attn.q_proj.bias" in shapes,
-    )
+    base = config_of_gguf(k, shapes, NAME)
+    return replace(base, qk_norm=True, moe=_moe_from_gguf(k, shapes, base.n_layers))
 
 
 def _moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int) -> MoeConfig:
@@ -126,21 +74,7 @@ def _moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
     """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
-    assert config.moe is not None
-    hidden, dim = config.hidden_size, config.head_dim
-    out = shell_tensors(hidden, config.vocab_size, config.n_layers)
-    for layer in range(config.n_layers):
-        p = f"model.layers.{layer}."
-        out |= attention_tensors(
-            p + "self_attn.", hidden, config.n_heads, config.n_kv_heads, dim, config.attention_bias
-        )
-        out[p + "self_attn.q_norm.weight"] = Expected((dim,), "small")
-        out[p + "self_attn.k_norm.weight"] = Expected((dim,), "small")
-        if config.is_moe_layer(layer):
-            out |= expert_tensors(p + "mlp.", hidden, config.moe.intermediate_size, config.moe.n_experts)
-        else:
-            out |= mlp_tensors(p + "mlp.", hidden, config.intermediate_size)
-    return out
+    return model_tensors(config) | norm_tensors(config, config.head_dim, config.head_dim)
 
 
 def forward(config: ModelConfig, batch: Batch, ops: Ops) -> torch.Tensor:
