@@ -74,6 +74,7 @@ def _moe_from_gguf(k: Keys, shapes: Mapping[str, tuple[int, ...]], n_layers: int
 
 def expected_tensors(config: ModelConfig, names: Container[str] = ()) -> dict[str, Expected]:
     """Every tensor of the model by canonical name; `names` (what a file holds) is not needed here."""
+    assert config.moe is not None
     return model_tensors(config) | norm_tensors(config, config.head_dim, config.head_dim)
 
 
