@@ -14,7 +14,7 @@ from hetero.engine.kvcache import KVCache
 from hetero.engine.owners import Angles, DenseOwner
 from hetero.engine.selection import Indexers
 from hetero.models.blocks import Passage, Recurrence, Selection
-from hetero.models.config import ModelConfig
+from hetero.models.config import HyperConfig, ModelConfig
 from hetero.models.load import Model
 from hetero.models.rope import inverse_frequencies, rotation_scale
 from hetero.native import Pool
@@ -122,6 +122,10 @@ class Ops:
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, both float32 [T, n]; `gate` may be used up."""
         return self._runtime.owner.gated(gate, up)
+
+    def balanced(self, x: torch.Tensor, hyper: HyperConfig) -> torch.Tensor:
+        """x float32 [T, n, n] as nearly doubly stochastic matrices; `x` may be used up. See `hetero.models.hyper`."""
+        return self._runtime.owner.balanced(x, hyper)
 
     def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a [..., n] and b [..., m] side by side: [..., n + m]."""

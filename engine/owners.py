@@ -9,6 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hetero.models.config import HyperConfig
+from hetero.models.hyper import doubly_stochastic
 from hetero.models.load import Model
 from hetero.models.rope import rotate
 from hetero.models.router import route
@@ -45,6 +47,9 @@ class DenseOwner(Protocol):
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of float32 [T, n]; `gate` may be used up."""
+
+    def balanced(self, x: torch.Tensor, hyper: HyperConfig) -> torch.Tensor:
+        """x float32 [T, n, n] as nearly doubly stochastic matrices; `x` may be used up. See models.hyper."""
 
     def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a [..., n] and b [..., m] side by side."""
@@ -136,6 +141,12 @@ class NativeOwner:
         gate, up = gate.contiguous(), up.contiguous()
         native.gate(self._kernels, self._pool, gate.numel(), gate.data_ptr(), up.data_ptr(), gate.data_ptr())
         return gate
+
+    def balanced(self, x: torch.Tensor, hyper: HyperConfig) -> torch.Tensor:
+        x = x.contiguous()
+        if len(x):
+            native.balance(self._kernels, len(x), hyper.streams, hyper.iterations, hyper.eps, x.data_ptr())
+        return x
 
     def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if a.numel() + b.numel() > _FEW:
@@ -264,6 +275,9 @@ class TorchOwner:
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return F.silu(gate).mul_(up)
+
+    def balanced(self, x: torch.Tensor, hyper: HyperConfig) -> torch.Tensor:
+        return doubly_stochastic(x, hyper)
 
     def join(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.cat([a, b], dim=-1)

@@ -28,7 +28,7 @@ def narrow(
     n = hyper.streams
     before, after, mix = _affine(config, prefix, streams, ops).split([n, n, n * n], dim=1)
     x = torch.bmm((before.sigmoid() + hyper.eps)[:, None], streams)[:, 0]
-    return x, 2 * after.sigmoid(), doubly_stochastic(mix.view(-1, n, n), hyper)
+    return x, 2 * after.sigmoid(), ops.balanced(mix.reshape(-1, n, n), hyper)
 
 
 def widen(streams: torch.Tensor, out: torch.Tensor, spread: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:

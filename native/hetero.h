@@ -237,6 +237,10 @@ int hetero_add(hetero_pool *pool, const float *a, const float *b, float *out, si
                size_t message_bytes);
 int hetero_gate(hetero_pool *pool, int32_t activation, const float *gate, const float *up, float *out, size_t bytes,
                 int64_t count, char *message, size_t message_bytes);
+/* Each of n_matrices matrices [n, n] made nearly doubly stochastic in place (Sinkhorn and Knopp): a softmax over each row
+ * plus eps, then columns over their sum plus eps, and rows and columns again `iterations` - 1 times. */
+int hetero_balance(float *x, size_t bytes, int64_t n_matrices, int64_t n, int32_t iterations, float eps, char *message,
+                   size_t message_bytes);
 /* n times m rows of `width` floats, from_n and from_m (to_n and to_m) floats apart. */
 typedef struct {
     const float *from;

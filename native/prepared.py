@@ -173,6 +173,11 @@ def gate(kernels: Kernels, pool: Pool, count: int, gate: int, up: int, out: int)
 Strides = tuple[int, int]
 
 
+def balance(kernels: Kernels, count: int, n: int, iterations: int, eps: float, x: int) -> None:
+    """Make `count` matrices [n, n] at the address x nearly doubly stochastic, in place; see hetero.h."""
+    kernels.call("hetero_balance", ffi.cast(_FLOATS, x), 4 * count * n * n, count, n, iterations, eps)
+
+
 def copy(kernels: Kernels, shape: tuple[int, int, int], source: int, strides: Strides, out: int, to: Strides) -> None:
     """Rows [n, m] of `width` values from one place to another; strides are in values."""
     args = ffi.new("hetero_copy_args *")

@@ -39,6 +39,30 @@ inline void gate_many(int activation, const float *gate, const float *up, float 
     }
 }
 
+// x [n, n]: along rows (columns) each value over the sum of its row (column) plus eps.
+inline void over_sums(float *x, int64_t n, bool rows, float eps) {
+    const int64_t line = rows ? n : 1, step = rows ? 1 : n;
+    for (int64_t i = 0; i < n; i++) {
+        float sum = 0;
+        for (int64_t j = 0; j < n; j++) sum += x[i * line + j * step];
+        for (int64_t j = 0; j < n; j++) x[i * line + j * step] /= sum + eps;
+    }
+}
+
+inline void balance(float *x, int64_t n, int32_t iterations, float eps) {
+    for (int64_t i = 0; i < n; i++) {
+        float *row = x + i * n, top = row[0], sum = 0;
+        for (int64_t j = 1; j < n; j++) top = row[j] > top ? row[j] : top;
+        for (int64_t j = 0; j < n; j++) sum += row[j] = expf(row[j] - top);
+        for (int64_t j = 0; j < n; j++) row[j] = row[j] / sum + eps;
+    }
+    over_sums(x, n, false, eps);
+    for (int32_t i = 1; i < iterations; i++) {
+        over_sums(x, n, true, eps);
+        over_sums(x, n, false, eps);
+    }
+}
+
 // The floats that rows of `width` at two strides reach over; -1 where that is no number of floats.
 inline int64_t reach(int64_t n, int64_t m, int64_t width, int64_t stride_n, int64_t stride_m) {
     if (!n || !m) return 0;
@@ -73,6 +97,16 @@ int hetero_gate(hetero_pool *pool, int32_t activation, const float *gate, const 
     in_pieces(pool, count, [=](int64_t first, int64_t n) {
         gate_many(activation, gate + first, up + first, out + first, n);
     });
+    return HETERO_OK;
+}
+
+int hetero_balance(float *x, size_t bytes, int64_t n_matrices, int64_t n, int32_t iterations, float eps, char *text,
+                   size_t text_bytes) {
+    const Message message = {text, text_bytes};
+    if (n_matrices < 0 || n_matrices > kMaxRows || n < 1 || n > 64 || iterations < 1 || iterations > 1000)
+        return message.fail(HETERO_BAD_ARGUMENT, "balance: shapes or iterations out of range");
+    if (const int code = check_buffer("balance", x, bytes, 4 * n_matrices * n * n, message)) return code;
+    for (int64_t i = 0; i < n_matrices; i++) balance(x + i * n * n, n, iterations, eps);
     return HETERO_OK;
 }
 

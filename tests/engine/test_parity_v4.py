@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hetero.engine import Engine, Sampling, Token
+from hetero.engine.owners import NativeOwner
 from hetero.models import compressed, hyper
 from hetero.models.families import deepseek_v4
 from tests.engine.llamacpp import LlamaCpp
@@ -87,7 +88,7 @@ def own_run_only(self, kept, rows):
 CODE = {
     "norm of queries": (compressed, "unit", lambda x, eps: x),
     "norm of the streams": (hyper, "unit", lambda x, eps: x),
-    "rows and columns": (hyper, "doubly_stochastic", lambda x, _: x.softmax(-1)),
+    "rows and columns": (NativeOwner, "balanced", lambda self, x, _: x.softmax(-1)),
     "direction of the mix": (deepseek_v4, "widen", lambda s, out, spread, mix: hyper.widen(s, out, spread, mix.mT)),
     "output turned back": (compressed, "turn_back", lambda x, cos, sin: x),
     "the run before": (compressed.Compressor, "sums", own_run_only),

@@ -43,6 +43,25 @@ def test_nan_stays_where_it_is(kernels):
             assert np.flatnonzero(~np.isfinite(out)).tolist() == [7, 11]
 
 
+@pytest.mark.parametrize(("count", "n", "iterations"), [(1, 4, 20), (7, 3, 1), (5, 64, 6)])
+def test_matrices_become_doubly_stochastic_as_the_formula_says(kernels, count, n, iterations):
+    x = np.random.default_rng(0).normal(0, 2, (count, n, n)).astype(np.float32)
+    exact, eps = np.exp(x.astype(np.float64)), 1e-6
+    exact = exact / exact.sum(2, keepdims=True) + eps
+    exact /= exact.sum(1, keepdims=True) + eps
+    for _ in range(iterations - 1):
+        exact /= exact.sum(2, keepdims=True) + eps
+        exact /= exact.sum(1, keepdims=True) + eps
+    prepared.balance(kernels, count, n, iterations, eps, address(x))
+    assert (np.abs(x - exact) <= 2e-6 * exact.max()).all()
+
+
+@pytest.mark.parametrize(("n", "iterations"), [(0, 1), (65, 1), (4, 0), (4, 1001)])
+def test_matrices_that_cannot_be_balanced_are_refused(kernels, n, iterations):
+    with pytest.raises(ValueError, match="out of range"):
+        prepared.balance(kernels, 1, n, iterations, 1e-6, address(np.zeros((65, 65), np.float32)))
+
+
 def test_rows_are_copied_between_strides(kernels):
     source, to = np.arange(2 * 3 * 10, dtype=np.float32).reshape(2, 3, 10), np.zeros((3, 2, 7), np.float32)
     prepared.copy(kernels, (2, 3, 4), address(source) + 8, (30, 10), address(to) + 12, (7, 14))
