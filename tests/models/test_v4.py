@@ -50,6 +50,8 @@ def shipped(tmp_path_factory):
         del tensors[name]
         tensors |= {f"{stem}.{part}": t for part, t in made.parts.items()}
         values[name] = made.values
+    for name in ("e_proj.weight", "attn.wq_a.weight", "hc_head_fn", "attn.compressor.ape"):  # draft layers
+        tensors[f"mtp.0.{name}"] = stored(np.ones((2, 32), np.float32))
     write_safetensors(path, tensors)
     return directory, values
 
@@ -59,6 +61,7 @@ def test_experts_of_4_bits_and_matrices_of_8_are_read_as_the_formulae_say(shippe
     kernels = Kernels(choose_tier(None))
     with open_checkpoint(directory) as source:
         model = load_model(source, kernels)
+    assert len(source.mtp) == 4
     attention = values["model.layers.1.attn.wq_b.weight"]
     found = kernels.dequantize_packed(model.matrices["model.layers.1.self_attn.q_b_proj.weight"])
     assert np.array_equal(found.reshape(attention.shape), attention)
