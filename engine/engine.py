@@ -88,9 +88,7 @@ class Engine:
         work = self._schedule.next()
         if not work:
             return False
-        with torch.inference_mode():
-            logits = self._run(work)
-        self._emit(work, logits)
+        self._emit(work, self._run(work))
         return True
 
     def logits(self, token_ids: Sequence[int]) -> Floats:
@@ -162,7 +160,7 @@ class Engine:
         finally:
             self._schedule.remove(request)
 
-    def _run(self, work: list[tuple[Request, list[int]]]) -> torch.Tensor:
+    def _run(self, work: list[tuple[Request, list[int]]]) -> Floats:
         """Logits float32 [wanted rows, vocab] of one ragged batch; its tokens are in the cache afterwards."""
         parts = []
         for request, tokens in work:
@@ -174,8 +172,7 @@ class Engine:
             self._kv.extend(sequence, tokens)
         return logits
 
-    def _emit(self, work: list[tuple[Request, list[int]]], logits: torch.Tensor) -> None:
-        rows = logits.to("cpu").numpy()
+    def _emit(self, work: list[tuple[Request, list[int]]], rows: Floats) -> None:
         start = 0
         for request, tokens in work:
             assert request.sequence is not None

@@ -57,6 +57,11 @@ class Runtime:
         """Whether steps are made of native calls, which can be made again."""
         return self.attention.turns
 
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin float32 [T, half] of `positions` int64 [T]."""
+        turns = positions.float()[:, None] * self.inverse
+        return turns.cos() * self.rotation_scale, turns.sin() * self.rotation_scale
+
     def to_latent(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """MLA: q_nope [T, H, nope] into the latent space, [T, H, r]."""
         return self.owner.heads(f"model.layers.{layer}.self_attn.k_b_proj", q)
@@ -79,15 +84,12 @@ class Ops:
         self._runtime, self._batch = runtime, batch
         self.repeatable = True
         """Whether the same calls serve any position: False once a step has asked for what differs between them."""
-        turns = batch.positions.float()[:, None] * runtime.inverse
-        scale = runtime.rotation_scale
-        self._angles = Angles(turns.cos() * scale, turns.sin() * scale, runtime.config.rope.interleaved)
+        self._angles = Angles(*runtime.angles(batch.positions), runtime.config.rope.interleaved)
 
-    def move(self, position: int) -> None:
-        """Let the one token of the batch be at `position`, for what reads the angles where they lie."""
-        turns, scale = self._runtime.inverse * position, self._runtime.rotation_scale
-        torch.cos(turns[None], out=self._angles.cos).mul_(scale)
-        torch.sin(turns[None], out=self._angles.sin).mul_(scale)
+    @property
+    def angles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin float32 [T, half] of the step's positions, where its native calls read them."""
+        return self._angles.cos, self._angles.sin
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """float32 [T, hidden]."""

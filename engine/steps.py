@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +25,9 @@ from hetero.native.replay import Recording, Replay
 Part = tuple[Sequence, list[int], list[int]]
 """A sequence, its new tokens and the rows among them whose logits are wanted."""
 Forward = Callable[[ModelConfig, Batch, Ops], torch.Tensor]
+Floats = npt.NDArray[np.float32]
+_AHEAD = 64
+"""Positions whose angles are computed at a time."""
 _ATTEMPTS = 2
 """Steps that are recorded at most: the first may have been the one that packs a router."""
 
@@ -44,24 +49,44 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]  # torch gives it no type
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What else a recorded step needs: the tensors made in it, each call's stage, and the angles of positions."""
+
+    made: list[torch.Tensor]
+    stages: list[str | None]
+    angles_of: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 class _Recorded:
     """The calls of a token's step with the tensors that they work on."""
 
-    def __init__(self, replay: Replay, ops: Ops, batch: Batch, made: list[torch.Tensor], logits: torch.Tensor) -> None:
-        self._replay, self._ops, self._made, self._logits = replay, ops, made, logits
+    def __init__(self, replay: Replay, batch: Batch, ops: Ops, logits: torch.Tensor, kept: Kept) -> None:
+        self._replay, self._kept = replay, (ops, batch, kept.made)
+        self._angles_of, self.stages = kept.angles_of, kept.stages
         self._ids = batch.token_ids.numpy()
-        self.stages: list[str | None] = []
+        self._logits: Floats = logits.numpy()
+        self._cos, self._sin = (part.numpy() for part in ops.angles)
+        self._ahead: tuple[int, list[Floats]] = (-_AHEAD, [])
 
-    def run(self, sequence: Sequence, token: int, watch: Stopwatch | None) -> torch.Tensor:
+    def run(self, sequence: Sequence, token: int, watch: Stopwatch | None) -> Floats:
         """Logits [1, vocab], which the next run overwrites."""
         self._ids[0] = token
-        self._ops.move(sequence.length)
-        pages = np.array(sequence.pages, dtype=np.int32)
-        self._replay.seconds[:] = 0
-        self._replay.run(sequence.length, pages, timed=watch is not None)
+        self._turn(sequence.length)
+        self._replay.run(sequence.length, sequence.pages, timed=watch is not None)
         if watch is not None:
             watch.add(self.stages, self._replay.seconds.tolist())
+            self._replay.seconds[:] = 0
         return self._logits
+
+    def _turn(self, position: int) -> None:
+        """Put in the angles of a position; those of the next ones are computed with them."""
+        first, angles = self._ahead
+        if not first <= position < first + _AHEAD:
+            with torch.inference_mode():
+                angles = [part.numpy() for part in self._angles_of(torch.arange(position, position + _AHEAD))]
+            first, self._ahead = position, (position, angles)
+        self._cos[0], self._sin[0] = (part[position - first] for part in angles)
 
 
 class Steps:
@@ -101,7 +126,7 @@ class Steps:
             self._make_ops = Ops
             self._forget()
 
-    def logits(self, parts: list[Part]) -> torch.Tensor:
+    def logits(self, parts: list[Part]) -> Floats:
         """Logits float32 [wanted rows, vocab] of one ragged batch, good until the next one.
 
         Sequences must have been prepared; the caller extends them.
@@ -110,13 +135,17 @@ class Steps:
         if one and self._recorded is not None:
             sequence, (token,), _ = parts[0]
             return self._recorded.run(sequence, token, self._watch)
-        batch = make_batch(parts, self._runtime.owner.device)
-        make_ops = self._make_ops if self._watch is None else partial(TimedOps, self._watch)
-        ops = make_ops(self._runtime, batch)
-        if one and self._attempts:
-            self._attempts -= 1
-            return self._record(batch, ops)
-        return self._forward(self._config, batch, ops)
+        with torch.inference_mode():
+            batch = make_batch(parts, self._runtime.owner.device)
+            make_ops = self._make_ops if self._watch is None else partial(TimedOps, self._watch)
+            ops = make_ops(self._runtime, batch)
+            if one and self._attempts:
+                self._attempts -= 1
+                logits = self._record(batch, ops)
+            else:
+                logits = self._forward(self._config, batch, ops)
+        rows: Floats = logits.to("cpu").numpy()
+        return rows
 
     def _record(self, batch: Batch, ops: Ops) -> torch.Tensor:
         kernels: Kernels = self._runtime.kernels
@@ -130,6 +159,6 @@ class Steps:
             logits = self._forward(self._config, batch, ops)
         if ops.repeatable and watch.computed is None and recording.foreign is None:
             replay = Replay(kernels, self._pool, recording, self._most_pages)
-            self._recorded = _Recorded(replay, ops, batch, watch.made, logits)
-            self._recorded.stages = stages
+            kept = Kept(watch.made, stages, self._runtime.angles)
+            self._recorded = _Recorded(replay, batch, ops, logits, kept)
         return logits

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hetero.native.kernels import Kernels, Pool
 from hetero.native.library import ffi
@@ -56,7 +55,7 @@ class Replay:
 
     def __init__(self, kernels: Kernels, pool: Pool, recording: Recording, most_pages: int) -> None:
         self._kernels, self._pool, self._recording = kernels, pool, recording
-        self._pages = np.zeros(most_pages, np.int32)
+        self._pages, self._known = np.zeros(most_pages, np.int32), list[int]()
         self.seconds = np.zeros(len(recording.calls))
         """What each call has taken since the array was last cleared, if it was asked for."""
         self._calls: Any = ffi.new("hetero_call[]", len(recording.calls))
@@ -71,10 +70,11 @@ class Replay:
                 call.arguments[_PAGES] = int(ffi.cast("uintptr_t", pages))
                 self._appends.append(call)
 
-    def run(self, first: int, pages: npt.NDArray[np.int32], *, timed: bool) -> None:
+    def run(self, first: int, pages: list[int], *, timed: bool) -> None:
         """Make the calls for a token at position `first` of a sequence with these pages."""
         count = len(pages)
-        self._pages[:count] = pages
+        if pages != self._known:
+            self._pages[:count], self._known = pages, pages.copy()
         for args in self._recording.attention:
             args.first, args.n_pages = first, count
         for call in self._appends:

@@ -103,9 +103,9 @@ def test_recorded_calls_work_on_what_lies_in_their_arrays_now(kernels):
         kernels.linear(pool, matrix, again, expected)
         expected += total
         x[:] = again
-        replay.run(0, np.zeros(1, np.int32), timed=False)
+        replay.run(0, [0], timed=False)
         assert not replay.seconds.any()
-        replay.run(0, np.zeros(1, np.int32), timed=True)
+        replay.run(0, [0], timed=True)
     assert (replay.seconds > 0).all()
     assert np.array_equal(total, expected + out)
 
