@@ -163,7 +163,8 @@ def tile_bytes(index: ModelIndex, shape: Shape) -> int:
 def tile_row_bytes(format: str, k: int) -> int:
     """One row of k activations in bf16, and once more in int8 with scales per 128 for formats with int8 tiles."""
     bf16 = 2 * (-(-k // 32) * 32 + 32)
-    if not format.removesuffix("_F16").endswith(("4_64", "4_128")):
+    kind, *group = format.split("_")
+    if kind not in ("I4", "U4", "I8") or group[0] == "32":
         return bf16
     groups = -(-k // 128)
     return bf16 + -(-(128 + 16) * groups // 64) * 64 + 64

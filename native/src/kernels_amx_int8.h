@@ -1,6 +1,6 @@
-// AMX kernels of int8 tiles, for 4 bits in groups of 64 or 128 k: codes are a tile of 16 rows x 64 k as soon as they
-// are unpacked, TDPBSSD multiplies two of them by two tiles of 16 tokens x 64 k of wide rows, and each group's sums are
-// scaled as in the vector kernels. F32, F16 and as few tokens as the vector kernels are faster for go to those.
+// AMX kernels of int8 tiles, for 4 or 8 bits in groups of 64 or 128 k: codes are a tile of 16 rows x 64 k as they lie or
+// as soon as they are unpacked, TDPBSSD multiplies two of them by two tiles of 16 tokens x 64 k of wide rows, and each
+// group's sums are scaled as in the vector kernels. As few tokens as the vector kernels are faster for go to those.
 #pragma once
 #include "kernels_amx.h"
 
@@ -51,14 +51,20 @@ template <int F, int W> struct Int8Chunk {
     static constexpr bool kMinimum = kind_info(F).minimum;
     static constexpr int64_t kGroup = kFormats[F].block_k, kGroupBlocks = kGroup / kBlock;
 
-    alignas(64) uint8_t panel[W][kInt8Chunk * kBlock * kRows];
+    static constexpr bool kDecoded = kind_of(F) != kS8;  // bytes are a tile as they lie
+
+    alignas(64) uint8_t panel[W][kDecoded ? kInt8Chunk * kBlock * kRows : 64];
+    const uint8_t *codes[W];
     ScalePanel scales[W];
     int64_t k, first_block, count;
 
     void decode(const uint8_t *const *tiles) {
         for (int w = 0; w < W; w++) {
             decode_scales<F>(tiles[w] + scale_offset(F, k), first_block, count, &scales[w]);
-            decode_int8<kind_of(F)>(tiles[w] + first_block * code_bytes(F), count, panel[w]);
+            codes[w] = tiles[w] + first_block * code_bytes(F);
+            if constexpr (!kDecoded) continue;
+            decode_int8<kind_of(F)>(codes[w], count, panel[w]);
+            codes[w] = panel[w];
         }
     }
 
@@ -91,7 +97,7 @@ template <int F, int W> struct Int8Chunk {
                                 first_block ? _mm512_loadu_ps(outs[w] + t * out_stride) : _mm512_setzero_ps());
         for (int64_t b = 0; b < count; b += kGroupBlocks) {
             const uint8_t *weights[W];
-            for (int w = 0; w < W; w++) weights[w] = panel[w] + b * kBlock * kRows;
+            for (int w = 0; w < W; w++) weights[w] = codes[w] + b * kBlock * kRows;
             multiply_int8<M, W>(rows + (first_block + b) * kBlock, stride, weights, kGroup / kTileK, sums);
             for (int i = 0; i < M * W; i++)
                 add_sums(sums[i], i % W, b, rows + i / W * kTileRows * stride, stride,

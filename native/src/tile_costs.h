@@ -8,10 +8,11 @@ namespace {
 constexpr int64_t kFewestTileTokens = 8;  // fewer are bound by memory whatever multiplies them
 constexpr int64_t kMostCompared = 512;    // tokens; who is faster then is faster with more
 
-// 4 bits in groups of 64 or 128 k: the scales of so many k can wait until int8 tiles have been added up.
+// 4 or 8 bits in groups of 64 or 128 k: the scales of so many k can wait until int8 tiles have been added up.
 constexpr bool has_int8_tiles(int format) {
     const FormatInfo &f = kFormats[format];
-    return kHasTiles && (f.kind == kU4 || f.kind == kU4M) && (f.block_k == 64 || f.block_k == 128);
+    const bool codes = f.kind == kU4 || f.kind == kU4M || f.kind == kS8;
+    return kHasTiles && codes && (f.block_k == 64 || f.block_k == 128);
 }
 
 // Cycles for 16 rows x 32 k: to decode them, and then for every tile of 16 tokens (docs/kernels.md).
@@ -31,7 +32,7 @@ constexpr TileCost bf16_cost(int format) { return {kDecodeCycles[kind_of(format)
 // measured on Zen 5.
 constexpr TileCost int8_cost(int format) {
     const FormatInfo &f = kFormats[format];
-    return {8, 8 + (16 + (f.kind == kU4M ? 48 : 36)) * kBlock / f.block_k};
+    return {f.kind == kS8 ? 0 : 8, 8 + (16 + (f.kind == kU4M ? 48 : 36)) * kBlock / f.block_k};
 }
 
 // 45 cycles for eight tokens by vpdpbusd, 144 by float32 multiply-adds.

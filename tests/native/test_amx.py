@@ -45,8 +45,8 @@ def kernels(tiles_run, monkeypatch):
     return Kernels("amx")
 
 
-INT8_UP_TO = {fmt: int(up_to) for fmt, up_to in (("I4_64", 48), ("U4_64", 32), ("I4_128", 256), ("U4_128", 128))}
-INT8_UP_TO |= {f"{fmt}_F16": up_to for fmt, up_to in INT8_UP_TO.items()}
+INT8_UP_TO = {"I4_64": 48, "U4_64": 32, "I8_64": 64, "I4_128": 256, "U4_128": 128, "I8_128": 256}
+INT8_UP_TO |= {f"{fmt}_{scale}": up_to for fmt, up_to in INT8_UP_TO.items() for scale in ("F16", "F32")}
 """For so many tokens int8 tiles are used, beyond them bf16 tiles, as in all other formats."""
 
 
@@ -99,7 +99,7 @@ def test_few_tokens_and_deterministic_pools_give_the_bits_of_avx512(kernels, mon
                     assert np.array_equal(product(kernels, pool, matrix, x[:tokens]), expected)
 
 
-@pytest.mark.parametrize(("fmt", "k"), [("Q4_0", 96), ("I4_64", 192), ("U4_128_F16", 256)])
+@pytest.mark.parametrize(("fmt", "k"), [("Q4_0", 96), ("I4_64", 192), ("U4_128_F16", 256), ("I8_128_F32", 128)])
 def test_rows_for_tiles_take_the_memory_that_a_plan_counts(kernels, fmt, k):
     """What a refused call names as needed for one token more, with tiles and without."""
     tile, x, out = ffi.new("uint8_t[]", 1 << 12), ffi.new("float[]", 9 * k), ffi.new("float[]", 144)

@@ -6,37 +6,41 @@
 
 #include <atomic>
 
-#include "calls_attention.h"
+#include "calls_replay.h"
 
 namespace {
 
 struct Function {
     const char *name;
-    int (AttentionCaller::*call)();
+    int (ReplayCaller::*call)();
 };
 
 const Function kFunctions[] = {
-    {"pack", &AttentionCaller::pack},
-    {"convert", &AttentionCaller::convert},
-    {"check_scales", &AttentionCaller::check_scales},
-    {"join_rows", &AttentionCaller::join_rows},
-    {"transpose", &AttentionCaller::transpose},
-    {"awq", &AttentionCaller::awq},
-    {"gather", &AttentionCaller::gather},
-    {"tile", &AttentionCaller::tile},
-    {"linear", &AttentionCaller::linear},
-    {"heads", &AttentionCaller::heads},
-    {"expert", &AttentionCaller::expert},
-    {"moe", &AttentionCaller::moe},
-    {"route", &AttentionCaller::route},
-    {"attention", &AttentionCaller::attention},
-    {"step", &AttentionCaller::step},
-    {"append", &AttentionCaller::append},
-    {"norm_rope", &AttentionCaller::norm_rope},
-    {"measure_read", &AttentionCaller::measure_read},
-    {"measure_fill", &AttentionCaller::measure_fill},
-    {"measure_compute", &AttentionCaller::measure_compute},
-    {"pools", &AttentionCaller::pools},
+    {"pack", &ReplayCaller::pack},
+    {"convert", &ReplayCaller::convert},
+    {"check_scales", &ReplayCaller::check_scales},
+    {"join_rows", &ReplayCaller::join_rows},
+    {"transpose", &ReplayCaller::transpose},
+    {"awq", &ReplayCaller::awq},
+    {"gather", &ReplayCaller::gather},
+    {"tile", &ReplayCaller::tile},
+    {"linear", &ReplayCaller::linear},
+    {"heads", &ReplayCaller::heads},
+    {"expert", &ReplayCaller::expert},
+    {"moe", &ReplayCaller::moe},
+    {"route", &ReplayCaller::route},
+    {"attention", &ReplayCaller::attention},
+    {"step", &ReplayCaller::step},
+    {"append", &ReplayCaller::append},
+    {"add", &ReplayCaller::add},
+    {"gate", &ReplayCaller::gate},
+    {"copy", &ReplayCaller::copy},
+    {"replay", &ReplayCaller::replay},
+    {"norm_rope", &ReplayCaller::norm_rope},
+    {"measure_read", &ReplayCaller::measure_read},
+    {"measure_fill", &ReplayCaller::measure_fill},
+    {"measure_compute", &ReplayCaller::measure_compute},
+    {"pools", &ReplayCaller::pools},
 };
 constexpr int kCount = sizeof kFunctions / sizeof *kFunctions;
 constexpr int kPools = 3;  // of 1, 2 and 3 threads
@@ -70,7 +74,7 @@ void call_once(uint64_t seed, int64_t index) {
     chance.begin(spoil);
     const int64_t size = chance.below(4) ? 512 : chance.below(40);
     char *const text = chance.below(8) ? reinterpret_cast<char *>(chance.room(size)) : nullptr;
-    AttentionCaller caller(chance, pools[chance.below(kPools)], {text, size_t(size)});
+    ReplayCaller caller(chance, pools[chance.below(kPools)], {text, size_t(size)});
     const Function &f = kFunctions[chance.below(kCount)];
     const int code = (caller.*f.call)();
     calls.fetch_add(1, std::memory_order_relaxed);
