@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-HIDDEN, INTER, EXPERTS, VOCAB = 2048, 1408, 16, 1024
+HIDDEN, INTER, EXPERTS, VOCAB = 2048, 1408, 32, 1024
 GGUF_INTER = 1536
 """K-quants have blocks of 256."""
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save as save_safetensors
 from hetero.machine.types import HeteroError, ModelError, TierError, UsageError
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.destination import Destination, check_removable, remove_store
+from hetero.models.direct import create
 from hetero.models.extents import Extent, dense_extent, first_damaged, layer_extent, mtp_extent
 from hetero.models.finish import Finisher
 from hetero.models.hashing import fingerprint
@@ -69,6 +70,8 @@ class _Unit:
     n_checksums: int
     pack: Callable[[FileSink, Tick], Packed]
     extents: Callable[[Packed], list[Extent]]
+    direct: bool = False
+    """All of it is written in whole pages."""
 
 
 @dataclass(slots=True)
@@ -223,6 +226,7 @@ class Conversion:
             n_checksums=slot.n_experts,
             pack=lambda sink, tick: pack_layer(self.source, slot, self.kernels, sink, tick, known),
             extents=lambda packed: [layer_extent(slot, packed.checksums[slot.file])],
+            direct=True,
         )
 
     def _intact(self, unit: _Unit, packed: Packed) -> bool:
@@ -235,7 +239,7 @@ class Conversion:
     def _write(self, unit: _Unit, finisher: Finisher, tick: Tick) -> Packed:
         final = self.target.tmp / unit.file
         part = final.with_name(final.name + ".part")
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        fd = create(part, unit.direct)
         try:
             packed = unit.pack(FileSink(fd), tick)
             finisher.wait()

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from hetero.machine.types import ModelError, TensorInfo
 from hetero.models.checkpoint import Checkpoint
+from hetero.models.direct import write
 from hetero.models.hashing import checksum, digest
 from hetero.models.importance import LayerImportance
 from hetero.models.layout import EXPERT_PARTS, LayerSlot, MatrixSlot, piece_range
@@ -30,8 +31,9 @@ T = TypeVar("T")
 Tick = Callable[[int], None]
 """Told the source bytes of each finished expert or piece, on the caller's thread."""
 
-WORKERS = max(3, min(8, os.cpu_count() or 1))
-"""Threads that read, hash and pack; enough to keep CPUs and a disk's queue busy, few enough to bound memory."""
+WORKERS = max(3, min(8, (os.cpu_count() or 1) + 2))
+"""Threads that read, hash, pack and write: two may wait for a disk while the others keep the CPUs busy; few enough to
+bound memory."""
 _HINT = "download the file again; its content is damaged"
 
 
@@ -72,11 +74,7 @@ class FileSink:
         return memory[:length]
 
     def commit(self, offset: int, data: U8) -> str:
-        view = data.data
-        while view:
-            written = os.pwrite(self.fd, view, offset)
-            view = view[written:]
-            offset += written
+        write(self.fd, data.data, offset)
         return checksum(data)
 
 
@@ -128,16 +126,15 @@ def pack_layer(
 
 def pack_dense(source: Checkpoint, slots: Sequence[MatrixSlot], kernels: Kernels, sink: Sink, tick: Tick) -> Packed:
     """Packs the dense matrices in pieces of a few MB; raises ModelError as `pack_layer`."""
-    checksums, digests = {}, {}
-    error = norm = 0.0
-    for slot in slots:
-        pieces = []
-        for piece in in_order(partial(_pack_piece, source, slot, kernels, sink), slot.n_pieces):
-            pieces.append(piece)
-            tick(piece.size)
-        checksums[slot.name] = [piece.checksum for piece in pieces]
-        digests[slot.name] = _digest(source.info(slot.name), [piece.digest for piece in pieces])
-        error, norm = error + sum(p.error for p in pieces), norm + sum(p.norm for p in pieces)
+    jobs = [(slot, index) for slot in slots for index in range(slot.n_pieces)]
+    made: dict[str, list[_Piece]] = {slot.name: [] for slot in slots}
+    work = in_order(lambda job: _pack_piece(source, jobs[job][0], kernels, sink, jobs[job][1]), len(jobs))
+    for (slot, _), piece in zip(jobs, work, strict=True):
+        made[slot.name].append(piece)
+        tick(piece.size)
+    checksums = {name: [piece.checksum for piece in pieces] for name, pieces in made.items()}
+    digests = {name: _digest(source.info(name), [p.digest for p in pieces]) for name, pieces in made.items()}
+    error, norm = (sum(getattr(p, what) for pieces in made.values() for p in pieces) for what in ("error", "norm"))
     return Packed(checksums, digests, (error / norm) ** 0.5 if norm else None)
 
 

@@ -103,7 +103,7 @@ def test_killed_at_random_times_ends_in_the_same_tree(source: Path, undisturbed:
     rng = random.Random(7)
     dst = tmp_path / "m.hetero"
     for place in ("dense", *(f"experts of layer {layer}" for layer in range(4))):
-        child = start(source, dst, pause=0.005, until=place, count=rng.randint(1, 3))
+        child = start(source, dst, pause=0.03, until=place, count=rng.randint(1, 3))
         time.sleep(rng.uniform(0.0, 0.01))
         child.kill()
         child.wait()
