@@ -19,7 +19,7 @@ constexpr bool needs_buffers(int format) {
 // scale d, s8 = 8 * sum of codes (for zero points), half = sum of the first 16 codes and ds = d * sum of codes (for
 // minima). Token i of a call lies in row rows[i] (or row i). Tile kernels read bf16 values, zero up to a multiple of
 // 32, or wide rows (see below): token i of a call lies in row i - b_first of them; null: no such tile kernel may be
-// used.
+// used. `next` is where the tiles lie that the caller reads after those of the call; null: behind them.
 struct Acts {
     const float *x = nullptr;
     int64_t x_stride = 0;
@@ -35,6 +35,7 @@ struct Acts {
     int64_t b_stride = 0, b_first = 0;
     const uint8_t *wide = nullptr;
     int64_t wide_stride = 0;
+    const uint8_t *next = nullptr;
 
     int64_t row(int64_t i) const { return rows ? rows[i] : i; }
     // Only vector kernels may be used, so that one kernel serves a format whatever the number of tokens.
@@ -178,7 +179,10 @@ template <int F> constexpr PairKernel pair_kernel();
 template <int F>
 void one_by_one(const uint8_t *const *tiles, int64_t k, const Acts &acts, int64_t first, int64_t n, float *const *outs,
                 int64_t out_stride) {
-    for (int i = 0; i < 2; i++) tile_kernel<F>()(tiles[i], k, acts, first, n, outs[i], out_stride);
+    Acts before = acts;
+    before.next = tiles[1];
+    tile_kernel<F>()(tiles[0], k, before, first, n, outs[0], out_stride);
+    tile_kernel<F>()(tiles[1], k, acts, first, n, outs[1], out_stride);
 }
 
 template <int... F> constexpr TileTable tile_table(std::integer_sequence<int, F...>) {
@@ -186,15 +190,21 @@ template <int... F> constexpr TileTable tile_table(std::integer_sequence<int, F.
 }
 constexpr TileTable tile_table() { return tile_table(std::make_integer_sequence<int, HETERO_FORMATS>()); }
 
-// `count` tiles, tile_size bytes apart, for n tokens; 16 columns of out each.
-inline void run_tiles(int format, const uint8_t *tile, int64_t tile_size, int64_t count, int64_t k, const Acts &acts,
+// `count` tiles, tile_size bytes apart, for n tokens; 16 columns of out each. `acts.next` is what is read after them.
+inline void run_tiles(int format, const uint8_t *tile, int64_t tile_size, int64_t count, int64_t k, Acts acts,
                       int64_t first, int64_t n, float *out, int64_t out_stride) {
+    const uint8_t *after = acts.next;
+    acts.next = nullptr;
     for (; count >= 2; count -= 2, tile += 2 * tile_size, out += 2 * kRows) {
         const uint8_t *const tiles[2] = {tile, tile + tile_size};
         float *const outs[2] = {out, out + kRows};
+        if (count == 2) acts.next = after;
         kTileKernels.two[format](tiles, k, acts, first, n, outs, out_stride);
     }
-    if (count) kTileKernels.one[format](tile, k, acts, first, n, out, out_stride);
+    if (count) {
+        acts.next = after;
+        kTileKernels.one[format](tile, k, acts, first, n, out, out_stride);
+    }
 }
 
 extern const char *const kTierName;

@@ -136,8 +136,8 @@ HETERO_INLINE void sum_lines(const uint8_t *block, int first, int end, const Tok
     }
 }
 
-// Block i of a chunk, block b of a row: 32 k for 16 rows and T tokens. Each broadcast of activations serves 16 rows, each
-// line T tokens.
+// Block i of a chunk, block b of a row: 32 k for 16 rows and T tokens. Each broadcast of activations serves 16 rows,
+// each line T tokens.
 template <Kind K, int T, bool Panel>
 HETERO_INLINE void add_block(const uint8_t *block, const ScalePanel &scales, int64_t i, const TokenRows<T> &rows,
                              int64_t b, __m256 (*acc)[2]) {
@@ -158,45 +158,54 @@ HETERO_INLINE void add_block(const uint8_t *block, const ScalePanel &scales, int
         }
 }
 
-// What of a tile is fetched ahead; no tile: nothing.
+// What of a tile is fetched ahead as few tokens read it from memory to registers; no tile: nothing.
 struct Ahead {
     const uint8_t *tile;
-    int64_t blocks, size, code_bytes, scale_bytes;  // of the tile, of a block; scale bytes rounded down
+    int64_t blocks, size, scale_bytes;  // of the tile, of a block; scale bytes rounded down
 };
 
 template <int F> Ahead ahead_of(const uint8_t *tile, int64_t k) {
     constexpr FormatInfo f = kFormats[F];
-    return {tile, ceil_div(k, kBlock), tile_bytes(F, k), code_bytes(F), f.scale_bytes * kBlock / f.scale_k};
+    return {tile, ceil_div(k, kBlock), tile_bytes(F, k), f.scale_bytes * kBlock / f.scale_k};
 }
 
-// Fetches what will be read later. From memory to registers: codes of this tile or the next.
-// With a panel there is more time: the same block of the next tile. Either way the next tile's scales.
-template <Kind K, bool Panel> HETERO_INLINE void prefetch(const Ahead &to, int64_t b) {
-    const int64_t bytes = Panel ? to.code_bytes : kind_bytes(K);
-    const int64_t block = b + (Panel ? to.blocks : prefetch_blocks<K>());
+HETERO_INLINE void fetch_near(const uint8_t *p) { _mm_prefetch(reinterpret_cast<const char *>(p), _MM_HINT_T0); }
+
+// Codes of this tile or the next, and the next tile's scales.
+template <Kind K> HETERO_INLINE void prefetch(const Ahead &to, int64_t b) {
+    constexpr int64_t bytes = kind_bytes(K);
+    const int64_t block = b + prefetch_blocks<K>();
     const uint8_t *codes = to.tile + (block < to.blocks ? block * bytes : to.size + (block - to.blocks) * bytes);
-    for (int64_t i = 0; i < bytes; i += 64)
-        _mm_prefetch(reinterpret_cast<const char *>(codes + i), Panel ? _MM_HINT_T1 : _MM_HINT_T0);
-    const uint8_t *scale = to.tile + to.size + to.blocks * bytes + b * to.scale_bytes;
-    _mm_prefetch(reinterpret_cast<const char *>(scale), _MM_HINT_T0);
+    for (int64_t i = 0; i < bytes; i += 64) fetch_near(codes + i);
+    fetch_near(to.tile + to.size + to.blocks * bytes + b * to.scale_bytes);
 }
 
-// As prefetch without a panel, for the two tiles from which the next pair follows: `to` is of the second.
-template <Kind K> HETERO_INLINE void prefetch_pair(const Ahead &to, int64_t b) {
-    for (int64_t tile = 1; tile <= 2; tile++) {
-        const uint8_t *next = to.tile + tile * to.size;
-        for (int64_t i = 0; i < kind_bytes(K); i += 64)
-            _mm_prefetch(reinterpret_cast<const char *>(next + b * kind_bytes(K) + i), _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char *>(next + to.blocks * kind_bytes(K) + b * to.scale_bytes), _MM_HINT_T1);
+// Fetches into L2, while tokens pass over tiles, the tiles that are read after them: a few lines with each block, so
+// that memory is asked evenly.
+class Fetch {
+  public:
+    // `from` is null where nobody knows better than that what follows comes next.
+    Fetch(const uint8_t *from, const uint8_t *follows, int64_t bytes, int64_t blocks)
+        : at_(from ? from : follows), end_(at_ + bytes), step_(round_up(ceil_div(bytes, blocks), 64)) {}
+
+    HETERO_INLINE void next_block() {
+        if (at_ >= end_) return;
+        for (int64_t i = 0; i < step_; i += 64) _mm_prefetch(reinterpret_cast<const char *>(at_ + i), _MM_HINT_T1);
+        at_ += step_;
     }
-}
+
+  private:
+    const uint8_t *at_, *end_;
+    int64_t step_;
+};
 
 // A chunk of a tile: `count` blocks from first_block on. `codes` is where they lie, decoded or not.
 struct Chunk {
     const uint8_t *codes;
     const ScalePanel *scales;
     int64_t first_block, count;
-    Ahead ahead;
+    Ahead ahead;   // for codes that are read from memory to registers
+    Fetch *fetch;  // for the others
 };
 
 template <Kind K, int T, bool Panel>
@@ -209,7 +218,8 @@ __attribute__((noinline)) void add_chunk(const Chunk &chunk, const Acts &acts, i
         for (int h = 0; h < 2; h++)
             acc[t][h] = chunk.first_block ? _mm256_loadu_ps(out + t * out_stride + 8 * h) : _mm256_setzero_ps();
     for (int64_t i = 0; i < chunk.count; i++) {
-        if (chunk.ahead.tile) prefetch<K, Panel>(chunk.ahead, chunk.first_block + i);
+        if (Panel) chunk.fetch->next_block();
+        else if (chunk.ahead.tile) prefetch<K>(chunk.ahead, chunk.first_block + i);
         add_block<K, T, Panel>(chunk.codes + i * bytes, *chunk.scales, i, rows, chunk.first_block + i, acc);
     }
     for (int t = 0; t < T; t++)
@@ -245,9 +255,10 @@ void tile_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, 
     const int64_t blocks = k / kBlock;
     alignas(64) uint8_t panel[kChunkBlocks * 512];
     ScalePanel scales;
+    Fetch fetch(acts.next, tile + tile_bytes(F, k), tile_bytes(F, k), blocks * max64(1, n / kTokensAtOnce));
     for (int64_t b = 0; b < blocks; b += kChunkBlocks) {
         const int64_t count = min64(kChunkBlocks, blocks - b);
-        Chunk chunk = {tile + b * code_bytes(F), &scales, b, count, ahead_of<F>(tile, k)};
+        Chunk chunk = {tile + b * code_bytes(F), &scales, b, count, ahead_of<F>(tile, k), &fetch};
         decode_scales<F>(tile + scale_offset(F, k), b, count, &scales);
         if (n < kPanelTokens) {
             add_tokens<kind, false>(chunk, acts, first, n, out, out_stride);

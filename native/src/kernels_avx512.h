@@ -1,5 +1,5 @@
-// AVX-512 VNNI kernels of quantised tiles: one register holds a line of 16 rows x 4 k, and one vpdpbusd multiplies it by
-// four activations of a token, read from memory as a broadcast. Codes are always the unsigned operand and activations
+// AVX-512 VNNI kernels of quantised tiles: one register holds a line of 16 rows x 4 k, and one vpdpbusd multiplies it
+// by four activations of a token, read from memory as a broadcast. Codes are always the unsigned operand and activations
 // the signed one; signed codes are read with their sign bit flipped, and numbers of a code book moved up, which adds a
 // zero point. Integer sums are exact and the float operations are those of kernels_avx2.h in the same order, so both
 // tiers give the same bits.
@@ -63,8 +63,8 @@ template <Kind K> HETERO_INLINE __m512i code_line_512(const uint8_t *block, int 
 // Signed bytes need no panel: flipping the sign bit costs as much as reading a panel.
 template <Kind K> constexpr bool has_panel_512() { return K != kS8; }
 
-// The activations of T tokens for up to kChunkBlocks blocks: pointers to the codes, copies of the rest, which then lie at
-// fixed distances from the stack pointer and need no registers for addresses.
+// The activations of T tokens for up to kChunkBlocks blocks: pointers to the codes, copies of the rest, which then lie
+// at fixed distances from the stack pointer and need no registers for addresses.
 template <Kind K, int T> struct ChunkTokens {
     static constexpr KindInfo kind = kKindInfo[K];
     static constexpr int groups = kind.groups;
@@ -94,10 +94,13 @@ template <Kind K, int T> struct ChunkTokens {
         }
     }
     HETERO_INLINE void put_half(int g, int t, int64_t i, __m512i sum) {
-        if (kind.minimum)
-            _mm512_store_ps(ds[g][kind.minimum ? t : 0] + i, _mm512_mul_ps(_mm512_load_ps(d[t] + i), _mm512_cvtepi32_ps(sum)));
-        else
-            _mm512_store_si512(start[g][kind.minimum ? 0 : t] + i, _mm512_mullo_epi32(sum, _mm512_set1_epi32(-kind.zero)));
+        if (kind.minimum) {
+            const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(d[t] + i), _mm512_cvtepi32_ps(sum));
+            _mm512_store_ps(ds[g][kind.minimum ? t : 0] + i, scaled);
+        } else {
+            const __m512i zeros = _mm512_mullo_epi32(sum, _mm512_set1_epi32(-kind.zero));
+            _mm512_store_si512(start[g][kind.minimum ? 0 : t] + i, zeros);
+        }
     }
     // Where the sum of products of a group begins.
     HETERO_INLINE __m512i begin(int g, int t, int64_t i) const {
@@ -149,7 +152,8 @@ __attribute__((noinline)) void add_chunk_512(const Chunk &chunk, const Acts &act
     for (int t = 0; t < T; t++)
         acc[t] = chunk.first_block ? _mm512_loadu_ps(out + t * out_stride) : _mm512_setzero_ps();
     for (int64_t i = 0; i < chunk.count; i++) {
-        if (chunk.ahead.tile) prefetch<K, Panel>(chunk.ahead, chunk.first_block + i);
+        if (Panel) chunk.fetch->next_block();
+        else if (chunk.ahead.tile) prefetch<K>(chunk.ahead, chunk.first_block + i);
         add_block_512<K, T, Panel>(chunk.codes + i * bytes, *chunk.scales, tokens, i, acc);
     }
 #pragma GCC unroll 8
@@ -171,8 +175,8 @@ void add_tokens_512(Chunk chunk, const Acts &acts, int64_t first, int64_t n, flo
     if (n - t == 1) add_chunk_512<K, 1, Panel>(chunk, acts, first + t, out + t * stride, stride);
 }
 
-// Kinds that one token is faster with by 32 bytes at a time: where decoding takes so little that memory bounds it, those
-// loads get 0 to 15 % more out of it than loads of 64 bytes (measured).
+// Kinds that one token is faster with by 32 bytes at a time: where decoding takes so little that memory bounds it,
+// those loads get 0 to 15 % more out of it than loads of 64 bytes (measured).
 template <Kind K> constexpr bool is_light() { return K == kS8 || K == kU4 || K == kU4M || K == kU6; }
 
 template <int F>
@@ -185,9 +189,10 @@ void tile_avx512(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first
     const int64_t blocks = k / kBlock;
     alignas(64) uint8_t panel[has_panel ? kChunkBlocks * 512 : 64];
     ScalePanel scales;
+    Fetch fetch(acts.next, tile + tile_bytes(F, k), tile_bytes(F, k), blocks * max64(1, n / kTokens512));
     for (int64_t b = 0; b < blocks; b += kChunkBlocks) {
         const int64_t count = min64(kChunkBlocks, blocks - b);
-        Chunk chunk = {tile + b * code_bytes(F), &scales, b, count, ahead_of<F>(tile, k)};
+        Chunk chunk = {tile + b * code_bytes(F), &scales, b, count, ahead_of<F>(tile, k), &fetch};
         decode_scales<F>(tile + scale_offset(F, k), b, count, &scales);
         if (n < kPanelTokens512 || !has_panel) {
             add_tokens_512<kind, false>(chunk, acts, first, n, out, out_stride);

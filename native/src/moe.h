@@ -9,9 +9,11 @@ namespace {
 
 constexpr int64_t kMoeTokens = 2048;       // tokens per pass: bounds the scratch memory
 constexpr int64_t kUnitRows = 32;          // rows of the intermediate per unit of work: one group of activations
+constexpr int64_t kRunUnits = 8;           // taken at a stretch: what lies behind one is fetched while it is computed
 constexpr int64_t kPairBlock = kHasTiles ? 256 : 128;  // pairs whose gate and up values stay in L1/L2
 constexpr int64_t kFewPairs = 4;           // for each active expert; fewer are bound by memory
 constexpr int64_t kFromStride = 16;        // 128 bytes, so that workers do not share lines
+constexpr int64_t kMerged = 32;            // columns of a token that are summed over its slots in registers
 constexpr int64_t kColumnBytes = 1 << 19;  // a task's unmerged columns, which should stay in L2
 
 // Pairs of one expert that are worked on at a time.
@@ -121,6 +123,11 @@ struct MoeJob {
 
     const uint8_t *expert(int32_t e) const { return bank->data + int64_t(e) * bank->stride; }
 
+    // The gate and the up tile of rows [16 tile, 16 tile + 16).
+    const uint8_t *gate_up_tiles(const PairBlock &block, int64_t tile) const {
+        return expert(block.expert) + tile * (gate_tile + up_tile);
+    }
+
     // A block's activations: tiles are loaded at a fixed stride, so their rows are gathered, once for all of the
     // block's units that a worker takes in turn.
     Acts gather(const PairBlock &block, int worker) const {
@@ -152,10 +159,11 @@ struct MoeJob {
     }
 
     // Rows [32 unit, 32 unit + 32) of one expert's intermediate for a block of its pairs.
-    void gate_up(const PairBlock &block, int64_t unit, int worker) const {
+    // `next`: the tiles that this worker reads afterwards, or null.
+    void gate_up(const PairBlock &block, int64_t unit, int worker, const uint8_t *next) const {
         alignas(64) float gate[kPairBlock * kUnitRows], up[kPairBlock * kUnitRows];
         const int64_t n = block.n;
-        const Acts acts = gather(block, worker);
+        Acts acts = gather(block, worker);
         for (int64_t half = 0; half < 2; half++) {
             const int64_t tile = 2 * unit + half, at = half * kRows;
             if (tile * kRows >= bank->inter) {  // a ragged end: the missing half counts as zero
@@ -165,7 +173,8 @@ struct MoeJob {
                 }
                 break;
             }
-            const uint8_t *w = expert(block.expert) + tile * (gate_tile + up_tile);
+            const uint8_t *w = gate_up_tiles(block, tile);
+            if (half) acts.next = next;
             const uint8_t *const tiles[2] = {w, w + gate_tile};
             float *const outs[2] = {gate + at, up + at};
             const int32_t formats[2] = {bank->gate_format, bank->up_format};
@@ -190,7 +199,7 @@ struct MoeJob {
     }
 
     void store_h(float *gate, const float *up, int length, int64_t pair, int64_t unit) const {
-        for (int i = 0; i < kUnitRows; i += 8) gate_8(bank->activation, gate + i, up + i);
+        for (int i = 0; i < kUnitRows; i += kGateLanes) gate_lanes(bank->activation, gate + i, up + i);
         if (is_plain(bank->down_format))
             memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
         if (needs_buffers(bank->down_format)) quantize_group(gate, h_to, pair, unit);
@@ -199,19 +208,29 @@ struct MoeJob {
     static void run_gate_up(void *context, int worker) {
         const auto *job = static_cast<MoeJob *>(context);
         each_node(job->pool, job->units, worker, [&](NodePart part, int node) {
-            const int64_t all = job->n_blocks * part.count, longest = job->few ? all : 1;
+            const int64_t all = job->n_blocks * part.count, longest = job->few ? all : kRunUnits;
+            const auto block = [&](int64_t i) -> const PairBlock & { return job->blocks[i / part.count]; };
+            const auto unit = [&](int64_t i) { return part.first + i % part.count; };
             for (int64_t i, end; next_run(job->pool, all, longest, &i, &end, node);)
-                for (; i < end; i++) job->gate_up(job->blocks[i / part.count], part.first + i % part.count, worker);
+                for (; i < end; i++) {
+                    const uint8_t *next = i + 1 < end ? job->gate_up_tiles(block(i + 1), 2 * unit(i + 1)) : nullptr;
+                    job->gate_up(block(i), unit(i), worker, next);
+                }
         });
+    }
+
+    const uint8_t *down_tiles(int32_t e, int64_t tile) const {
+        return expert(e) + bank->down_offset + tile * down_tile;
     }
 
     // Output columns of tiles [begin, end): every expert's part, then the weighted sum of each token's slots.
     void down(int64_t begin, int64_t end, float *y) const {
+        Acts acts = hidden;
         for (int64_t a = 0; a < n_active; a++) {
             const int64_t first = offsets[active[a]], n = load(active[a]);
-            const uint8_t *w = expert(active[a]) + bank->down_offset;
-            run_tiles(bank->down_format, w + begin * down_tile, down_tile, end - begin, bank->inter, hidden, first, n,
-                      y + first * strip_stride, strip_stride);
+            acts.next = a + 1 < n_active ? down_tiles(active[a + 1], begin) : nullptr;
+            run_tiles(bank->down_format, down_tiles(active[a], begin), down_tile, end - begin, bank->inter, acts, first,
+                      n, y + first * strip_stride, strip_stride);
         }
         const int64_t column = begin * kRows, count = min64(bank->hidden, end * kRows) - column;
         for (int64_t t = 0; t < n_tokens; t++) merge(t, column, count, y, strip_stride);
@@ -220,16 +239,27 @@ struct MoeJob {
     // Output columns [column, column + count) of a token: y holds those of each pair.
     void merge(int64_t token, int64_t column, int64_t count, const float *y, int64_t stride) const {
         float *to = out + token * bank->hidden + column;
-        memset(to, 0, size_t(count) * sizeof(float));
-        for (int64_t slot = token * top_k; slot < (token + 1) * top_k; slot++) {
+        int64_t done = 0;
+        if (!bank->down_bias)
+            for (; done + kMerged <= count; done += kMerged) merge_some(token, y + done, stride, to + done);
+        memset(to + done, 0, size_t(count - done) * sizeof(float));
+        for (int64_t slot = token * top_k; slot < (token + 1) * top_k && done < count; slot++) {
             if (pair_of[slot] < 0) continue;
             const float *from = y + pair_of[slot] * stride, w = weights[slot];
             const float *bias = bank->down_bias ? bank->down_bias + ids[slot] * bank->hidden + column : nullptr;
-            if (bias)
-                for (int64_t c = 0; c < count; c++) to[c] += w * (from[c] + bias[c]);
-            else
-                for (int64_t c = 0; c < count; c++) to[c] += w * from[c];
+            for (int64_t c = done; c < count; c++) to[c] += w * (bias ? from[c] + bias[c] : from[c]);
         }
+    }
+
+    // As merge for kMerged columns, whose sums stay in registers.
+    void merge_some(int64_t token, const float *y, int64_t stride, float *to) const {
+        Lanes sums[kMerged / 8] = {};
+        for (int64_t slot = token * top_k; slot < (token + 1) * top_k; slot++) {
+            if (pair_of[slot] < 0) continue;
+            const float *from = y + pair_of[slot] * stride, w = weights[slot];
+            for (int i = 0; i < kMerged / 8; i++) sums[i] += w * load_lanes(from + 8 * i);
+        }
+        memcpy(to, sums, sizeof sums);
     }
 
     // Few pairs: the experts' down tiles as one stream, so that memory is read in long runs. Values go to `columns`
@@ -249,8 +279,8 @@ struct MoeJob {
 
     void stream_tiles(int32_t e, int64_t tile, int64_t count) const {
         const int64_t first = offsets[e], stride = round_up(bank->hidden, kRows);
-        run_tiles(bank->down_format, expert(e) + bank->down_offset + tile * down_tile, down_tile, count, bank->inter,
-                  hidden, first, load(e), columns + first * stride + tile * kRows, stride);
+        run_tiles(bank->down_format, down_tiles(e, tile), down_tile, count, bank->inter, hidden, first, load(e),
+                  columns + first * stride + tile * kRows, stride);
     }
 
     void merge_stream() {

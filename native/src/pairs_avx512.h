@@ -1,5 +1,5 @@
-// AVX-512 kernels of two tiles at once. Each broadcast of four activations serves 32 rows, so that the multiplier and not
-// the loads bounds the loop; for one token there are two chains of sums where one would wait for itself. At most
+// AVX-512 kernels of two tiles at once. Each broadcast of four activations serves 32 rows, so that the multiplier and
+// not the loads bounds the loop; for one token there are two chains of sums where one would wait for itself. At most
 // six tokens: 12 integer and 12 float accumulators, 2 registers of codes, 1 of activations.
 #pragma once
 #include "plain_avx512.h"
@@ -74,7 +74,7 @@ __attribute__((noinline)) void add_pair(const Chunk *chunks, const Acts &acts, i
         for (int h = 0; h < 2; h++)
             acc[t][h] = first_block ? _mm512_loadu_ps(outs[h] + (t0 + t) * out_stride) : _mm512_setzero_ps();
     for (int64_t i = 0; i < count; i++) {
-        if (chunks[1].ahead.tile) prefetch_pair<K>(chunks[1].ahead, first_block + i);
+        chunks[0].fetch->next_block();
         add_block_pair<K, T>(chunks, tokens, i, acc);
     }
 #pragma GCC unroll 8
@@ -82,22 +82,31 @@ __attribute__((noinline)) void add_pair(const Chunk *chunks, const Acts &acts, i
         for (int h = 0; h < 2; h++) _mm512_storeu_ps(outs[h] + (t0 + t) * out_stride, acc[t][h]);
 }
 
-// Kinds whose decoding, not memory, bounds one token: two tiles at once are a quarter faster, for others slower (measured).
+// Kinds whose decoding, not memory, bounds one token: two tiles at once are a quarter faster, for others slower
+// (measured).
 template <Kind K> constexpr bool is_heavy() { return kKindInfo[K].low == 2; }
 
-// The tokens of a call by six and four, and what is left by one tile at a time.
+constexpr int64_t kPairTokens = 6;
+
+// The tokens of a call in as few passes as there can be, of four to six tokens each; of seven, three by one tile at a
+// time.
 template <Kind K>
 void add_tokens_pair(Chunk *chunks, const Acts &acts, int64_t first, int64_t n, float *const *outs, int64_t stride) {
     if constexpr (is_heavy<K>())
         if (n == 1) return add_pair<K, 1>(chunks, acts, first, 0, outs, stride);
     int64_t t = 0;
-    for (; n - t >= 6 && n - t != 7 && n - t != 8; t += 6, chunks[1].ahead.tile = nullptr)
-        add_pair<K, 6>(chunks, acts, first, t, outs, stride);
-    for (; n - t >= 4; t += 4, chunks[1].ahead.tile = nullptr) add_pair<K, 4>(chunks, acts, first, t, outs, stride);
-    chunks[0].ahead.tile = chunks[1].ahead.tile = nullptr;
-    if (t < n)
-        for (int h = 0; h < 2; h++)
-            add_tokens_512<K, false>(chunks[h], acts, first + t, n - t, outs[h] + t * stride, stride);
+    for (int64_t passes = ceil_div(n, kPairTokens); n - t >= 4; passes--) {
+        const int64_t size = ceil_div(n - t, passes);
+        if (size == 6) add_pair<K, 6>(chunks, acts, first, t, outs, stride);
+        if (size == 5) add_pair<K, 5>(chunks, acts, first, t, outs, stride);
+        if (size == 4) add_pair<K, 4>(chunks, acts, first, t, outs, stride);
+        t += size;
+    }
+    if (t == n) return;
+    for (int h = 0; h < 2; h++) {
+        chunks[h].ahead.tile = nullptr;
+        add_tokens_512<K, false>(chunks[h], acts, first + t, n - t, outs[h] + t * stride, stride);
+    }
 }
 
 template <int F>
@@ -107,11 +116,13 @@ void pair_avx512(const uint8_t *const *tiles, int64_t k, const Acts &acts, int64
         return one_by_one<F>(tiles, k, acts, first, n, outs, out_stride);
     const int64_t blocks = k / kBlock;
     ScalePanel scales[2];
+    const int64_t size = tile_bytes(F, k);
+    Fetch fetch(acts.next, tiles[1] + size, 2 * size, blocks * max64(1, n / kPairTokens));
     for (int64_t b = 0; b < blocks; b += kChunkBlocks) {
         Chunk chunks[2];
         for (int h = 0; h < 2; h++) {
             const int64_t count = min64(kChunkBlocks, blocks - b);
-            chunks[h] = {tiles[h] + b * code_bytes(F), &scales[h], b, count, ahead_of<F>(tiles[h], k)};
+            chunks[h] = {tiles[h] + b * code_bytes(F), &scales[h], b, count, ahead_of<F>(tiles[h], k), &fetch};
             decode_scales<F>(tiles[h] + scale_offset(F, k), b, count, &scales[h]);
         }
         add_tokens_pair<kind_of(F)>(chunks, acts, first, n, outs, out_stride);

@@ -83,8 +83,10 @@ template <int Tiles> void fp8_one(const uint8_t *const *tiles, int64_t k, const 
             for (int n = 0; n < Tiles; n++) {
                 _mm_prefetch(reinterpret_cast<const char *>(tiles[n] + ahead + 16 * j), _MM_HINT_T0);
                 fp8_pair(tiles[n] + 16 * j, d[n], w);
-                for (int i = 0; i < 2 && j + i < k; i++)
-                    for (int h = 0; h < 2; h++) acc[n][h] = _mm256_fmadd_ps(w[i][h], _mm256_set1_ps(x[j + i]), acc[n][h]);
+                for (int i = 0; i < 2 && j + i < k; i++) {
+                    const __m256 a = _mm256_set1_ps(x[j + i]);
+                    for (int h = 0; h < 2; h++) acc[n][h] = _mm256_fmadd_ps(w[i][h], a, acc[n][h]);
+                }
             }
     }
     for (int n = 0; n < Tiles; n++)

@@ -1,4 +1,5 @@
-// AVX-512 kernels of F32, F16, BF16 and FP8 tiles: float32 FMA in K order, one accumulator per output, as in plain_avx2.h.
+// AVX-512 kernels of F32, F16, BF16 and FP8 tiles: float32 FMA in K order, one accumulator per output, as in
+// plain_avx2.h.
 #pragma once
 #include "kernels_avx512.h"
 #include "plain_avx2.h"
