@@ -1,7 +1,7 @@
 // AVX-512 VNNI kernels of quantised tiles: one register holds a line of 16 rows x 4 k, and one vpdpbusd multiplies it
-// by four activations of a token, read from memory as a broadcast. Codes are always the unsigned operand and activations
-// the signed one; signed codes are read with their sign bit flipped, and numbers of a code book moved up, which adds a
-// zero point. Integer sums are exact and the float operations are those of kernels_avx2.h in the same order, so both
+// by four activations of a token, read from memory as a broadcast. Codes are always the unsigned operand and
+// activations the signed one; signed codes are read with their sign bit flipped, and numbers of a code book moved up,
+// which adds a zero point. Integer sums are exact and the float operations are those of kernels_avx2.h in the same order, so both
 // tiers give the same bits.
 #pragma once
 #include "kernels_avx2.h"

@@ -187,8 +187,8 @@ struct MoeJob {
         const int length = int(min64(kUnitRows, bank->inter - unit * kUnitRows));
         add_bias(bank->gate_bias, block.expert, unit, length, n, gate);
         add_bias(bank->up_bias, block.expert, unit, length, n, up);
-        for (int64_t i = 0; i < n; i++)
-            store_h(gate + i * kUnitRows, up + i * kUnitRows, length, block.first + i, unit);
+        for (int64_t i = 0; i < n * kUnitRows; i += kGateLanes) gate_lanes(bank->activation, gate + i, up + i);
+        for (int64_t i = 0; i < n; i++) store_h(gate + i * kUnitRows, length, block.first + i, unit);
     }
 
     void add_bias(const float *biases, int32_t e, int64_t unit, int length, int64_t n, float *values) const {
@@ -198,11 +198,10 @@ struct MoeJob {
             for (int r = 0; r < length; r++) values[i * kUnitRows + r] += bias[r];
     }
 
-    void store_h(float *gate, const float *up, int length, int64_t pair, int64_t unit) const {
-        for (int i = 0; i < kUnitRows; i += kGateLanes) gate_lanes(bank->activation, gate + i, up + i);
+    void store_h(const float *values, int length, int64_t pair, int64_t unit) const {
         if (is_plain(bank->down_format))
-            memcpy(h + pair * h_stride + unit * kUnitRows, gate, size_t(length) * sizeof(float));
-        if (needs_buffers(bank->down_format)) quantize_group(gate, h_to, pair, unit);
+            memcpy(h + pair * h_stride + unit * kUnitRows, values, size_t(length) * sizeof(float));
+        if (needs_buffers(bank->down_format)) quantize_group(values, h_to, pair, unit);
     }
 
     static void run_gate_up(void *context, int worker) {

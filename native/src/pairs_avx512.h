@@ -109,8 +109,8 @@ void add_tokens_pair(Chunk *chunks, const Acts &acts, int64_t first, int64_t n, 
     }
 }
 
-// Blocks of two tiles that tokens pass over at a time. With half of kChunkBlocks, codes, scales and a pass's activations
-// fit into L1, which makes kinds of few operations 5 % faster, and others slower (measured).
+// Blocks of two tiles that tokens pass over at a time. With half of kChunkBlocks, codes, scales and a pass's
+// activations fit into L1, which makes kinds of few operations 5 % faster, and others slower (measured).
 template <Kind K> constexpr int64_t pair_blocks() {
     return kKindInfo[K].groups == 1 && !kKindInfo[K].minimum ? kChunkBlocks / 2 : kChunkBlocks;
 }
