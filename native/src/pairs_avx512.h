@@ -20,6 +20,8 @@ HETERO_INLINE void sum_pair(const Chunk *chunks, const ChunkTokens<K, T> &tokens
     for (int t = 0; t < T; t++) sum[t][0] = sum[t][1] = tokens.begin(g, t, i);
 #pragma GCC unroll 8
     for (int j = g * lines; j < (g + 1) * lines; j++) {
+        // Else gcc keeps planes, each of four lines, and spills.
+        if (kKindInfo[K].low == 2) asm("" : "+r"(block0), "+r"(block1));
         const __m512i w0 = code_line_512<K>(block0, j), w1 = code_line_512<K>(block1, j);
 #pragma GCC unroll 8
         for (int t = 0; t < T; t++) {
