@@ -29,12 +29,12 @@ template <class Piece> void in_pieces(Pool *pool, int64_t count, const Piece &pi
 }
 
 inline void gate_many(int activation, const float *gate, const float *up, float *out, int64_t n) {
-    for (int64_t i = 0; i < n; i += 8) {
-        const size_t some = size_t(min64(8, n - i)) * 4;
-        float g[8] = {}, u[8] = {};
+    for (int64_t i = 0; i < n; i += kGateLanes) {
+        const size_t some = size_t(min64(kGateLanes, n - i)) * 4;
+        float g[kGateLanes] = {}, u[kGateLanes] = {};
         memcpy(g, gate + i, some);
         memcpy(u, up + i, some);
-        gate_8(activation, g, u);
+        gate_lanes(activation, g, u);
         memcpy(out + i, g, some);
     }
 }
