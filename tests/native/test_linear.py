@@ -88,6 +88,19 @@ def test_a_token_has_the_same_bits_alone_in_a_batch_and_with_any_threads(kernels
             assert np.array_equal(part, whole[start : start + count])
 
 
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q6_K", "Q2_K"])
+def test_however_tokens_are_divided_into_passes_their_bits_stay(kernels, fmt, monkeypatch):
+    """Every number of tokens up to that of several passes, on two tiles at once and on one alone."""
+    monkeypatch.setenv("HETERO_DETERMINISTIC", "1")
+    n, k = 48, 2304
+    matrix = packed(kernels, fmt, raw_rows(fmt, n, k, 5), n, k)
+    x = normal(np.random.default_rng(6), 38, k)
+    with Pool(cpus(2), kernels) as pinned:
+        alone = np.concatenate([product(kernels, pinned, matrix, x[i : i + 1]) for i in range(len(x))])
+        for tokens in range(2, len(x) + 1):
+            assert np.array_equal(product(kernels, pinned, matrix, x[:tokens]), alone[:tokens]), tokens
+
+
 @pytest.mark.parametrize("fmt", THINNED)
 def test_extreme_codes_do_not_overflow(kernels, pool, fmt):
     k = 512
