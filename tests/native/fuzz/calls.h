@@ -56,7 +56,9 @@ struct Caller {
         const int32_t number = chance.number(f);
         const int64_t rows = chance.count(n), width = chance.count(k);
         const size_t coded_bytes = chance.bytes(raw), value_bytes = chance.bytes(4 * n * k);
-        float *const importance = back || chance.below(2) ? nullptr : chance.at(chance.floats(k));
+        float *const counts = chance.floats(k);  // others than positive numbers are refused
+        for (int64_t i = 0; i < k; i++) counts[i] = 0.5f + float(chance.below(8));
+        float *const importance = back || chance.below(2) ? nullptr : chance.at(counts);
         return back ? hetero_dequantize(number, rows, width, coded, coded_bytes, values, value_bytes, message.text,
                                         message.bytes)
                     : hetero_quantize(number, rows, width, values, value_bytes, importance, chance.bytes(4 * k), coded,

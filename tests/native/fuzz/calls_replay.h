@@ -38,6 +38,23 @@ struct ReplayCaller : AttentionCaller {
                              chance.bytes(8 * count), message.text, message.bytes);
     }
 
+    int balance() {
+        const int64_t count = chance.below(6), n = chance.between(1, 8);
+        return hetero_balance(chance.at(chance.floats(count * n * n)), chance.bytes(4 * count * n * n),
+                              chance.count(count), chance.count(n), int32_t(chance.between(1, 20)), 1e-6f,
+                              message.text, message.bytes);
+    }
+
+    int place() {
+        const int64_t experts = chance.between(1, 4), n = chance.between(1, 3);
+        const hetero_bank b = bank(experts, true);
+        auto *nodes = reinterpret_cast<int32_t *>(chance.room(4 * n));
+        for (int64_t i = 0; i < n; i++) nodes[i] = chance.number(0);
+        auto *placed = reinterpret_cast<int64_t *>(chance.room(8));
+        return hetero_bank_place(chance.or_null(&b), chance.at(nodes), int32_t(chance.length(n)), chance.at(placed),
+                                 message.text, message.bytes);
+    }
+
   private:
     int64_t values() { return chance.below(8) ? chance.below(100) : chance.between(16000, 40000); }
 

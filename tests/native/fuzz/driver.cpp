@@ -36,6 +36,8 @@ const Function kFunctions[] = {
     {"gate", &ReplayCaller::gate},
     {"copy", &ReplayCaller::copy},
     {"replay", &ReplayCaller::replay},
+    {"balance", &ReplayCaller::balance},
+    {"place", &ReplayCaller::place},
     {"norm_rope", &ReplayCaller::norm_rope},
     {"measure_read", &ReplayCaller::measure_read},
     {"measure_fill", &ReplayCaller::measure_fill},
