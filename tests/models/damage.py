@@ -80,7 +80,7 @@ def in_tensors(rng: random.Random, data: bytes) -> bytes:
         kind = rng.randrange(5)
         if kind == 0:
             _retype(rng, entry)
-        elif kind == 1:
+        elif kind == 1 and isinstance(entry.get("shape"), list):
             rng.shuffle(entry["shape"])
         elif kind == 2:
             stem, _, part = name.rpartition(".")
