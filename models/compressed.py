@@ -215,6 +215,8 @@ class Scene:
         absent = max(0, before - self.first)
         keys = self.keys[absent:]
         scores = (q.flatten(0, 1) @ keys.mT).view(*q.shape[:2], -1)
+        if len(q) == 1:  # sees all of them
+            return keys, scores
         band = torch.ones(len(q), len(self.keys), dtype=torch.bool, device=q.device).tril(before).triu()
         return keys, scores.masked_fill(~band[:, None, absent:], float("-inf"))
 
@@ -231,7 +233,11 @@ class Scene:
         else:
             index = self._choose(asking, count, ready)
             far = self.kept.chosen("entries", index)
-            scores = torch.bmm(q, far.mT)
+            if len(q) == 1:  # a plain product is faster than a batch of one
+                far = far[0]
+                scores = (q[0] @ far.mT)[None]
+            else:
+                scores = torch.bmm(q, far.mT)
         return far, scores.masked_fill((index >= ready)[:, None], float("-inf"))
 
     def _choose(self, asking: Asking, count: int, ready: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def test_torch_and_native_owners_agree_in_exact_mode(family, tmp_path):
         split.close()
 
 
-@pytest.mark.parametrize("family", sorted(MOE_FAMILIES))
+@pytest.mark.parametrize("family", [*sorted(MOE_FAMILIES), "deepseek_v4", "qwen3_5"])
 def test_torch_owners_have_the_later_families(family, tmp_path):
     path = tiny_hf(family, tmp_path)
     native, split = Engine.load(path, device="cpu", threads=2), two_owners(path, torch.float32)
