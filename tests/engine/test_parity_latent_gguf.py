@@ -8,24 +8,15 @@ reference always with 1e-6, and hetero as either does: GGUF files as llama.cpp.
 import numpy as np
 import pytest
 
-from hetero.engine import Engine, Sampling, Token
+from tests.engine.gguf_parity import BOUND, greedy, load, prompt
 from tests.engine.llamacpp import LlamaCpp
 from tests.engine.reference import Choices, hf_logits, relative
 from tests.latent_gguf import gguf_of
 from tests.tiny import tiny_hf
 from tests.tiny_latent import LATENT_FAMILIES
 
-BOUND = 1e-3
 _KIMI_ROPE = LATENT_FAMILIES["kimi_k25"][1]["rope_parameters"]
 AS_LLAMA_CPP_HAS_IT = {"kimi_k25": {"rope_parameters": _KIMI_ROPE | {"beta_fast": 32.0, "beta_slow": 1.0}}}
-
-
-def prompt(n, seed=0):
-    return np.random.default_rng(seed).integers(0, 400, n).tolist()
-
-
-def load(path):
-    return Engine.load(path, device="cpu", threads=2, context=256, kv_dtype="f32")
 
 
 @pytest.fixture(scope="module", params=sorted(LATENT_FAMILIES))
@@ -33,20 +24,6 @@ def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     directory = tiny_hf(request.param, folder, **AS_LLAMA_CPP_HAS_IT.get(request.param, {}))
     return directory, gguf_of(directory, folder / "model.gguf")
-
-
-@pytest.fixture(scope="module")
-def engine(files):
-    loaded = load(files[1])
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def peer(files):
-    loaded = LlamaCpp(files[1])
-    yield loaded
-    loaded.close()
 
 
 def clear_rows(engine, peer, ids):
@@ -73,8 +50,7 @@ def test_chunks_agree_with_llama_cpp(engine, peer, chunk, monkeypatch):
 
 def test_greedy_text_of_64_tokens_is_llama_cpps(engine, peer):
     ids = prompt(30, seed=2)
-    events = engine.generate(ids, Sampling(max_tokens=64, ignore_eos=True), reuse=False)
-    assert [event.id for event in events if isinstance(event, Token)] == peer.greedy(ids, 64)
+    assert greedy(engine, ids, 64) == peer.greedy(ids, 64)
 
 
 @pytest.mark.parametrize("betas", ["written", "missing"])

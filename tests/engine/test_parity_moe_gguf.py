@@ -5,17 +5,15 @@ and v, and has Llama 4's chunk, floor and temperature as constants, so those mod
 its constants), and with the reference alone as they are.
 """
 
-import numpy as np
 import pytest
 
-from hetero.engine import Engine, Sampling, Token
+from tests.engine.gguf_parity import BOUND, greedy, load, prompt
 from tests.engine.llamacpp import LlamaCpp
 from tests.engine.reference import hf_logits, relative
 from tests.moe_gguf import gguf_of
 from tests.tiny import tiny_hf
 from tests.tiny_moe import MOE_FAMILIES
 
-BOUND = 1e-3
 _LLAMA4 = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
 AS_LLAMA_CPP_HAS_IT = {
     "olmoe": {"clip_qkv": None},
@@ -25,33 +23,11 @@ AS_LLAMA_CPP_HAS_IT = {
 }
 
 
-def prompt(n, seed=0):
-    return np.random.default_rng(seed).integers(0, 400, n).tolist()
-
-
-def load(path):
-    return Engine.load(path, device="cpu", threads=2, context=256, kv_dtype="f32")
-
-
 @pytest.fixture(scope="module", params=sorted(MOE_FAMILIES))
 def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     directory = tiny_hf(request.param, folder, **AS_LLAMA_CPP_HAS_IT.get(request.param, {}))
     return directory, gguf_of(directory, folder / "model.gguf")
-
-
-@pytest.fixture(scope="module")
-def engine(files):
-    loaded = load(files[1])
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def peer(files):
-    loaded = LlamaCpp(files[1])
-    yield loaded
-    loaded.close()
 
 
 def test_all_positions_agree_with_the_reference_and_with_llama_cpp(engine, peer, files):
@@ -70,8 +46,7 @@ def test_chunks_agree_with_llama_cpp(engine, peer, chunk, monkeypatch):
 
 def test_greedy_text_of_64_tokens_is_llama_cpps(engine, peer):
     ids = prompt(30, seed=2)
-    events = engine.generate(ids, Sampling(max_tokens=64, ignore_eos=True), reuse=False)
-    assert [event.id for event in events if isinstance(event, Token)] == peer.greedy(ids, 64)
+    assert greedy(engine, ids, 64) == peer.greedy(ids, 64)
 
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss"])

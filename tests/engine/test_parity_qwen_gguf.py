@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hetero.engine import Engine, Sampling, Token
+from tests.engine.gguf_parity import BOUND, greedy, load, prompt
 from tests.engine.llamacpp import LlamaCpp
 from tests.engine.reference import hf_logits, relative
 from tests.tiny import tiny_hf
@@ -11,16 +11,7 @@ from tests.tiny_gguf_qwen import qwen_gguf
 from tests.tiny_qwen import QWEN_FAMILIES
 from tests.tiny_tokenizer import tokens_and_merges
 
-BOUND = 1e-3
 HYBRIDS = [family for family in QWEN_FAMILIES if family.startswith(("qwen3_next", "qwen3_5"))]
-
-
-def prompt(n, seed=0):
-    return np.random.default_rng(seed).integers(0, 400, n).tolist()
-
-
-def load(path):
-    return Engine.load(path, device="cpu", threads=2, context=512, kv_dtype="f32")
 
 
 def source(family, folder):
@@ -35,20 +26,6 @@ def files(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     directory = source(request.param, folder)
     return directory, qwen_gguf(directory, folder / "model.gguf")
-
-
-@pytest.fixture(scope="module")
-def engine(files):
-    loaded = load(files[1])
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def peer(files):
-    loaded = LlamaCpp(files[1])
-    yield loaded
-    loaded.close()
 
 
 def test_all_positions_agree_with_transformers_and_llama_cpp(engine, peer, files):
@@ -67,8 +44,7 @@ def test_chunks_agree_with_llama_cpp(engine, peer, chunk, monkeypatch):
 
 def test_greedy_text_of_64_tokens_is_llama_cpps(engine, peer):
     ids = prompt(90, seed=2)
-    events = engine.generate(ids, Sampling(max_tokens=64, ignore_eos=True), reuse=False)
-    assert [event.id for event in events if isinstance(event, Token)] == peer.greedy(ids, 64)
+    assert greedy(engine, ids, 64) == peer.greedy(ids, 64)
 
 
 def test_files_of_2025_with_a_joint_projection_are_read(tmp_path):
