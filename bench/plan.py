@@ -1,8 +1,10 @@
-"""What `hetero plan` predicts against what `hetero bench` measures here. `make bench-plan` runs it.
+"""What `hetero plan` predicts against what models do here. `make bench-plan` runs it.
 
-The rates come from one fresh probe of the same minutes, nothing is calibrated by earlier runs, and the user's own
-history is left alone. The machine should be quiet: the probe measures what is free of it. Ends with 1 if an error is
-larger than --within.
+Kernels are measured by one fresh probe at the start. What a shared machine changes from one second to the next, the rate
+of memory and the clock, is measured by the probe's own code before and after every run of a model, in the same process:
+the prediction for a run is `hetero plan`'s likely value with these reads, and with the kernels of the probe times the
+int8 rate then over that of the probe. The median of the runs is set beside the median of their predictions. Nothing is
+calibrated by earlier runs, and the user's own history is left alone. Ends with 1 if an error is larger than --within.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from hetero.machine.plan import plan
+from hetero.machine.serialize import from_json
+from hetero.machine.types import Machine, Measured, ModelIndex, PlanRequest, RateAt
+from hetero.models.describe import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 SYNTHETIC = (("M", "Q4_0"), ("M", "Q8_0"), ("M", "Q4_K_M"), ("D", "Q4_0"), ("D", "BF16"))
@@ -25,39 +33,62 @@ _DECODE = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one model: predicted range, and measured."""
+    """One figure of one model: predicted, measured, and the reads in GB/s between which it was (0: no matter)."""
 
     model: str
     what: str
-    low: float
-    likely: float
-    high: float
+    predicted: float
     measured: float
+    slowest: float = 0.0
+    fastest: float = 0.0
 
     @property
     def error(self) -> float:
         """How far the prediction is above the measurement, as a share of it."""
-        return self.likely / self.measured - 1
+        return self.predicted / self.measured - 1
 
 
-def rows_of(model: str, plan: Mapping[str, Any], bench: Mapping[str, Any], prefill: int) -> list[Row]:
-    """The figures of `plan --json` beside those of `bench --json`; a figure that was skipped is left out."""
+def rows_of(index: ModelIndex, machine: Machine, name: str, found: Mapping[str, Any], prefill: int) -> list[Row]:
+    """The figures of one model: medians of its runs beside the medians of what is predicted for each of them."""
     rows = []
-    for what, key in ((f"prefill {prefill}", "prefill_tps"), (f"decode {_DECODE}", "decode_tps")):
-        predicted, measured = plan[key], bench[key]
-        if measured is not None:
-            values = (predicted["low"], predicted["likely"], predicted["high"], measured["median"])
-            rows.append(Row(model, what, *values))
-    memory, peak = plan["total_bytes"] / 1e6, bench["peak_rss_bytes"] / 1e6
-    return [*rows, Row(model, "memory, MB", memory, memory, memory, peak)]
+    for what, label in (("prefill", f"prefill {prefill}"), ("decode", f"decode {_DECODE}")):
+        turns = found["turns"][what]
+        predicted = [predict(index, machine, turn, prefill)[what == "decode"] for turn in turns]
+        reads = [turn["gather"] / 1e9 for turn in turns]
+        middle = statistics.median(predicted), statistics.median(turn["tps"] for turn in turns)
+        rows.append(Row(name, label, *middle, min(reads), max(reads)))
+    planned = sum(part["predicted"] for part in found["memory"])
+    return [*rows, Row(name, "memory, MB", planned / 1e6, found["peak_bytes"] / 1e6)]
+
+
+def predict(index: ModelIndex, machine: Machine, now: Mapping[str, float], prefill: int) -> tuple[float, float]:
+    """Likely prefill and decode of `machine` at the rates that it has `now`."""
+    rates = machine.rates
+    assert rates is not None
+    assert rates.int8_ops is not None
+    stream, gather = (RateAt(len(machine.cpus), Measured(now[kind], "B/s")) for kind in ("stream", "gather"))
+    pace = now["int8"] / rates.int8_ops.value
+    kernels = tuple(replace(k, rate=_times(k.rate, pace)) for k in rates.kernels)
+    floats = None if rates.f32_flops is None else _times(rates.f32_flops, pace)
+    rates = replace(rates, stream_read=(stream,), gather_read=(gather,), kernels=kernels, f32_flops=floats)
+    context = max(prefill, 1 + _DECODE) + 1
+    request = PlanRequest("cpu", context=context, force=True, depth=1 + _DECODE // 2, prompt=prefill)
+    made = plan(index, replace(machine, rates=rates), request)
+    assert made.prefill is not None
+    assert made.decode is not None
+    return made.prefill.likely, made.decode.likely
+
+
+def _times(rate: Measured, pace: float) -> Measured:
+    return replace(rate, value=rate.value * pace)
 
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table."""
-    lines = ["| model | what | predicted (low to high) | measured | error |", "|---|---|---|---|---|"]
+    lines = ["| model | what | predicted | measured | error | reads, GB/s |", "|---|---|---|---|---|---|"]
     for r in rows:
-        span = "" if r.low == r.high else f" ({r.low:.4g} to {r.high:.4g})"
-        lines.append(f"| {r.model} | {r.what} | {r.likely:.4g}{span} | {r.measured:.4g} | {r.error:+.0%} |")
+        span = f"{r.slowest:.0f} to {r.fastest:.0f}" if r.slowest else ""
+        lines.append(f"| {r.model} | {r.what} | {r.predicted:.4g} | {r.measured:.4g} | {r.error:+.0%} | {span} |")
     return "\n".join(lines)
 
 
@@ -66,29 +97,21 @@ def worst(rows: Sequence[Row]) -> float:
     return max((abs(r.error) for r in rows if "memory" not in r.what), default=0.0)
 
 
-def _hetero(env: Mapping[str, str], *args: str) -> Any:
-    command = [sys.executable, "-m", "hetero.cli", *args]
-    done = subprocess.run(command, env=dict(env), cwd=ROOT, capture_output=True, text=True, check=False)
+def _json_of(env: Mapping[str, str], *args: str) -> Any:
+    done = subprocess.run([sys.executable, *args], env=dict(env), cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"hetero {' '.join(args)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise SystemExit(f"{' '.join(args)} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return json.loads(done.stdout)
 
 
-def _measure(env: Mapping[str, str], model: str, prefill: int, repeat: int) -> list[Row]:
-    print(f"measuring {model}", file=sys.stderr)
-    sizes = ("--prefill", str(prefill), "--decode", str(_DECODE), "--repeat", str(repeat))
-    # The plan of this very benchmark: same context, same tokens in it.
-    plan = _hetero(env, "bench", model, *sizes, "--dry-run", "--json")
-    return rows_of(Path(model).name, plan, _hetero(env, "bench", model, *sizes, "--json"), prefill)
-
-
 def main(args: Sequence[str] | None = None) -> int:
-    """Probe, predict, measure, and print the table."""
+    """Probe, measure, predict, and print the table."""
     parser = argparse.ArgumentParser(prog="make bench-plan", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--models", default="", help="models, separated by spaces; none: five are made")
     parser.add_argument("--prefill", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--within", type=float, default=0.15, help="the largest error that passes")
+    parser.add_argument("--keep", type=Path, help="write the machine and every run to this file")
     asked = parser.parse_args(args)
     models = asked.models.split()
     if not models:
@@ -96,12 +119,18 @@ def main(args: Sequence[str] | None = None) -> int:
 
         models = [str(make(name, fmt, ROOT / "build")) for name, fmt in SYNTHETIC]
     rows: list[Row] = []
+    kept: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for number, model in enumerate(models):
-            # A state of its own for each, so that no run calibrates the next.
-            env = os.environ | {"XDG_CACHE_HOME": folder, "XDG_STATE_HOME": f"{folder}/{number}"}
-            _hetero(env, "probe", "--fresh", "--json")
-            rows += _measure(env, model, asked.prefill, asked.repeat)
+        env = os.environ | {"XDG_CACHE_HOME": folder, "XDG_STATE_HOME": folder}
+        kept["machine"] = _json_of(env, "-m", "hetero.cli", "probe", "--fresh", "--json")
+        machine = from_json(kept["machine"])
+        for model in models:
+            print(f"measuring {model}", file=sys.stderr)
+            sizes = ("--prefill", str(asked.prefill), "--decode", str(_DECODE), "--repeat", str(asked.repeat))
+            kept[model] = found = _json_of(env, "-m", "bench.plan_worker", model, *sizes)
+            rows += rows_of(describe(model), machine, Path(model).name, found, asked.prefill)
+    if asked.keep is not None:
+        asked.keep.write_text(json.dumps(kept), encoding="utf-8")
     print(table(rows))
     return int(worst(rows) > asked.within)
 

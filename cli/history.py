@@ -20,7 +20,7 @@ _RECENT = 9
 _WORKING = "working memory"
 _FILLED = ("kv cache", "recurrent states")
 """Parts that take memory only as runs fill them."""
-_COUNTED = {name: name for name in ("experts", "dense", "small", *_FILLED)} | {"dense, packed": "dense"}
+_COUNTED = {name: name for name in ("experts", "dense", "small", "kv_b halves", *_FILLED)} | {"dense, packed": "dense"}
 _SANE = (0.2, 5.0)
 """Ratios beyond these are a broken run, not an error of the estimate."""
 
@@ -159,5 +159,5 @@ def memory_parts(plan: Plan, held: Mapping[str, int], loaded: int, peak: int) ->
 
 def loaded_bytes(plan: Plan) -> int:
     """Of a plan's ledger, what is in this process's memory right after loading: all but what a run fills."""
-    parts = ("experts", "dense", "dense, packed", "small", "framework")
+    parts = ("experts", "dense", "dense, packed", "small", "kv_b halves", "framework")
     return sum(line.bytes for line in plan.ledger if line.device == "cpu" and line.part in parts)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from hetero.cli import wording
+from hetero.cli.grid import grid
 from hetero.cli.xdg import private_file
 from hetero.machine.types import UsageError
 from hetero.machine.units import size_text
@@ -154,20 +155,12 @@ def table(
 
     `styles` gives columns a style where the terminal wants one.
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, show_header=bool(headers), pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in range(max(len(row) for row in rows)):
-        title = headers[column] if headers else ""
-        style = (styles or {}).get(column)
-        grid.add_column(title, justify="right" if column in right else "left", overflow="fold", style=style)
-    for row in rows:
-        grid.add_row(*(Text(wording.clean(cell)) for cell in row))
-    console = _console(sys.stdout)
-    with console.capture() as captured:
-        console.print(grid)
-    write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+    shown = [list(headers)] * bool(headers) + [[wording.clean(cell) for cell in row] for row in rows]
+    titles: Mapping[int, Style] = dict.fromkeys(range(len(headers)), "bold")
+    for number, line in grid(shown, right, width(sys.stdout)):
+        looks = titles if headers and not number else styles or {}
+        painted = (paint(cell, looks[i], sys.stdout) if i in looks else cell for i, cell in enumerate(line))
+        write("  ".join(painted) + "\n")
 
 
 def is_narrow() -> bool:

@@ -28,6 +28,7 @@ from hetero.machine.types import Plan, PlanRequest, UsageError
 from hetero.models.families import FAMILIES
 from hetero.models.load import Model, load_model, open_model
 from hetero.native import Kernels, Pool, choose_tier
+from hetero.native.memory import settle_heap
 
 Floats = npt.NDArray[np.float32]
 Progress = Callable[[int, int, str], None]
@@ -45,6 +46,7 @@ class Engine:
 
     def __init__(self, model: Model, plan: Plan, owner: DenseOwner | None = None) -> None:
         self.model, self.plan, self.text = model, plan, model.text
+        settle_heap()
         torch.set_num_threads(plan.threads)
         self._pool = Pool(plan.cpus, model.kernels, plan.node_places, plan.deterministic)
         owner = owner or _owner(model, plan, self._pool)
@@ -55,6 +57,7 @@ class Engine:
         self._runtime = runtime = Runtime(model, owner, self._pool, attention, self._kv)
         self._steps = Steps(model.config, FAMILIES[model.config.family].forward, runtime, self._pool, plan.context)
         self._schedule = Schedule(self._kv, plan.prefill_chunk)
+        self._prepare()
 
     @classmethod
     def load(
@@ -81,6 +84,11 @@ class Engine:
                 plan = make_plan(source.index, probe(device=device), request)
             model = load_model(source, Kernels(plan.isa_tier), progress, plan.nodes)
         return cls(model, plan)
+
+    def _prepare(self) -> None:
+        """One token, so that what is made once and kept does not come to lie between the large tensors of a prompt,
+        where the heap could then use neither of the parts again."""
+        self.logits([0])
 
     def step(self) -> bool:
         """Admit, run, sample, emit. False when there was nothing to do."""

@@ -54,6 +54,9 @@ def decode(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, depth: i
     terms += _decode_recurrent(index, load, rates)
     terms += _links(index, made, load, rates, 1)
     terms.append(fixed("overhead", "cpu", index.n_layers, "layers", _layer_overhead(load)))
+    moved = sum(w.bytes for part in (made.dense, made.head) for w in part.values())
+    if not load.on_gpu and moved + sum(w.bytes for w in made.experts.values()) * made.share > rates.cache_bytes:
+        terms.append(fixed("cold caches", "cpu", index.n_layers, "layers", assumed.CPU_COLD_LAYER))
     if made.latent_layers and not load.on_gpu:
         terms.append(fixed("latent attention", "cpu", made.latent_layers, "layers", assumed.CPU_LATENT_LAYER))
     terms.append(fixed("sampling", "cpu", 1, "token", assumed.CPU_STEP))
@@ -112,17 +115,30 @@ def _decode_experts(made: Traffic, load: Load, rates: Speeds) -> list[Term]:
 def _one_token(
     name: str, parts: Mapping[str, Weights], share: float, rates: Speeds, read: Speed, factor: Factor
 ) -> Term:
-    """Matrices used once: their bytes from memory, or their products where those take longer."""
+    """Matrices used once: their bytes from memory, or their products where those take longer.
+
+    Where kernels were measured, a part of their products is known to be hidden by the reads, and the rest is added.
+    """
     n_bytes = sum(w.bytes for w in parts.values()) * share
+    if all(rates.product(fmt, 1) is not None for fmt in parts):
+        memory = term(name, "cpu", n_bytes, "B", read, assumed.MEASURED_READ, "memory")
+        work = _sum([_ops_term(name, fmt, 2 * w.parameters * share, rates) for fmt, w in parts.items()])
+        return _both(memory, work)
     memory = term(name, "cpu", n_bytes, "B", read, factor, "memory")
-    work = [_ops_term(name, fmt, 2 * w.parameters * share, rates) for fmt, w in parts.items()]
-    return _slower(memory, _sum(work))
+    return _slower(memory, _sum([_ops_term(name, fmt, 2 * w.parameters * share, rates) for fmt, w in parts.items()]))
+
+
+def _both(memory: Term, work: Term) -> Term:
+    """What of the work no read hides comes on top of the reads."""
+    longer = memory if memory.likely >= work.likely else work
+    times = {n: getattr(memory, n) + getattr(work, n) for n in ("fast", "likely", "slow")}
+    return replace(longer, **times, formula=f"{memory.formula} + {work.formula}")
 
 
 def _ops_term(name: str, fmt: str, ops: float, rates: Speeds) -> Term:
     kernel = rates.product(fmt, 1)
     if kernel is not None:
-        return term(name, "cpu", ops, "op", kernel, assumed.KERNEL, "arithmetic")
+        return term(name, "cpu", ops, "op", kernel, assumed.HIDDEN_OPS, "arithmetic")
     plain = is_plain(fmt)
     # Tiles do not serve single tokens: those run on the vector units, at about a fifth of the tiles' rate.
     rate = replace(rates.int8, value=rates.int8.value / 5) if rates.tiles else rates.int8
@@ -185,20 +201,26 @@ def _links(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, tokens: 
 
 
 def _prefill_experts(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, tokens: float) -> list[Term]:
-    """A chunk's experts: those that any of its tokens chose are read once, and multiply their tokens."""
+    """A chunk's experts: those that any of its tokens chose are read once, and multiply their tokens.
+
+    Not those of the last layer, which only sampled tokens need.
+    """
     if not made.experts:
         return []
+    layers = 1 - 1 / made.expert_layers
     touched = index.n_experts * (1 - (1 - made.share) ** tokens)
     fraction = touched / index.n_experts
     each = max(1.0, tokens * index.top_k / touched)
-    n_bytes = sum(w.bytes for w in made.experts.values()) * fraction
+    n_bytes = sum(w.bytes for w in made.experts.values()) * fraction * layers
     note = f"{touched:.0f} of {index.n_experts} experts touched, {each:.0f} tokens each"
-    memory = term("experts", "cpu", n_bytes, "B", rates.stream, assumed.EXPERT_READ, "memory", note)
+    known = all(rates.product(fmt, each) is not None for fmt in made.experts)
+    share = assumed.HIDDEN_READ if known else assumed.EXPERT_READ
+    memory = term("experts", "cpu", n_bytes, "B", rates.stream, share, "memory", note)
     work = [
-        _panel_term("experts", fmt, 2 * w.parameters * made.share * tokens, rates, each, note)
+        _panel_term("experts", fmt, 2 * w.parameters * made.share * tokens * layers, rates, each, note)
         for fmt, w in made.experts.items()
     ]
-    terms = [_slower(memory, _sum(work))]
+    terms = [(_both if known else _slower)(memory, _sum(work))]
     if load.missed:
         terms.append(term("experts from disk", "ssd", n_bytes * load.missed, "B", rates.ssd, assumed.SSD_SHARE, "SSD"))
     return terms
@@ -240,7 +262,8 @@ def _prefill_attention(index: ModelIndex, made: Traffic, load: Load, rates: Spee
     note = f"{prompt:,} tokens against each other"
     if load.on_gpu:
         return term("attention", "cuda", ops, "op", rates.gpu_ops, assumed.GPU_ATTENTION_OPS, "arithmetic", note)
-    return term("attention", "cpu", ops, "op", rates.f32, assumed.ATTENTION_OPS, "arithmetic", note)
+    share = assumed.LATENT_OPS if made.latent_layers else assumed.ATTENTION_OPS
+    return term("attention", "cpu", ops, "op", rates.f32, share, "arithmetic", note)
 
 
 def _times(t: Term, count: int) -> Term:

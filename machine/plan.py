@@ -52,7 +52,7 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
         raise _refusal(model, machine, shape, ledger, short, room)
     if short:
         notes += [_short_text(machine, ledger, short, room)]
-    notes += _readiness(shape) + _calibration_note(request)
+    notes += [*_readiness(shape), *_calibration_note(request), *index.notes]
     prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(model, short))
     return Plan(
         placement=shape.placement,

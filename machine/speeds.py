@@ -35,6 +35,8 @@ class Speeds:
     """Whether `int8` is the rate of bf16 tiles, which need full tiles and serve every format."""
     kernels: tuple[KernelRate, ...] = ()
     """Rates of whole matrix products by format and tokens, where they were measured."""
+    cache_bytes: int = assumed.CACHE_BYTES
+    """All last-level caches."""
 
     def product(self, fmt: str, tokens: float) -> Speed | None:
         """The measured rate of a format's products with `tokens` tokens, between the two nearest counts."""
@@ -74,6 +76,7 @@ def speeds(machine: Machine, threads: int) -> Speeds:
         pcie=_known(_pcie(machine), assumed.CONSUMER_PCIE, "PCIe 4"),
         tiles=tier == "amx",
         kernels=_scaled(rates.kernels, share) if rates else (),
+        cache_bytes=machine.cache_bytes or assumed.CACHE_BYTES,
     )
 
 

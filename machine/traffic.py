@@ -149,27 +149,47 @@ def _is_read(index: ModelIndex, info: TensorInfo) -> bool:
     return info.name != EMBEDDING or all(other.name != HEAD for other in index.tensors)
 
 
+@dataclass(frozen=True, slots=True)
+class LatentSizes:
+    """Of one layer with latent attention: heads, latent rank, turned values, and the widths of queries and values."""
+
+    heads: int
+    rank: int
+    rope: int
+    queries: int
+    values: int
+
+
+def latent_sizes(shapes: Mapping[str, tuple[int, ...]]) -> LatentSizes | None:
+    """From the shapes of a layer's attention by name; None for attention of another kind. Heads follow from widths."""
+    latent = shapes.get("kv_a_proj_with_mqa.weight")
+    if latent is None:
+        return None
+    split = shapes.get("k_b_proj.weight")
+    queries = (shapes.get("q_b_proj.weight") or shapes["q_proj.weight"])[0]
+    values = shapes["o_proj.weight"][1]
+    rank = split[1] if split else latent[0]
+    rope = latent[0] - rank
+    heads = split[0] if split else (queries + values) // max(1, rope)
+    return LatentSizes(heads, rank, rope, queries, values)
+
+
 def _query_width(index: ModelIndex) -> int:
     """Multiply-adds of one query token with one cached token, over all layers.
 
     Grouped attention: widths of the queries and of the heads' outputs. Latent attention works on the latent, so its
-    heads meet rank + rope values for the scores and rank for the output; heads follow from the matrices' shapes.
+    heads meet rank + rope values for the scores and rank for the output.
     """
-    by_name = {info.name: info.shape for info in index.tensors if ".self_attn." in info.name}
+    layers: dict[str, dict[str, tuple[int, ...]]] = {}
+    for info in index.tensors:
+        layer, attention, name = info.name.partition(".self_attn.")
+        if attention:
+            layers.setdefault(layer, {})[name] = info.shape
     total = 0
-    for name, (_, width) in ((n, s) for n, s in by_name.items() if n.endswith(".o_proj.weight")):
-        base = name.removesuffix("o_proj.weight")
-        latent = by_name.get(base + "kv_a_proj_with_mqa.weight")
-        if latent is None:
-            total += 2 * width
-            continue
-        split = by_name.get(base + "k_b_proj.weight")
-        queries = by_name.get(base + "q_b_proj.weight") or by_name[base + "q_proj.weight"]
-        rank = split[1] if split else latent[0]
-        rope = latent[0] - rank
-        if split:
-            heads = split[0]
-        else:
-            heads = (queries[0] + width) // max(1, rope)
-        total += heads * (latent[0] + rank)
+    for shapes in layers.values():
+        sizes = latent_sizes(shapes)
+        if sizes is not None:
+            total += sizes.heads * (2 * sizes.rank + sizes.rope)
+        elif "o_proj.weight" in shapes:
+            total += 2 * shapes["o_proj.weight"][1]
     return total

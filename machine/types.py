@@ -91,6 +91,8 @@ class ModelIndex:
     """Positions that a token attends to at most, as indexers choose them; 0: all that it has."""
     index_elements: int = 0
     """Those of `kv_elements_per_token` that indexers keep, which are read for all positions once there are more."""
+    notes: tuple[str, ...] = ()
+    """What was assumed where headers do not tell."""
 
     def pairs(self, past: int, tokens: int) -> tuple[int, int]:
         """How many positions `tokens` new ones after `past` attend to in all, and how many their indexers score."""

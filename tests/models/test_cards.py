@@ -11,8 +11,9 @@ import pytest
 from hetero.machine.traffic import active_parameters, total_parameters
 from hetero.machine.types import HeteroError, ModelError, UsageError
 from hetero.models.card import Card, cards, find_card
+from hetero.models.config_formats import formats_of_config
 from hetero.models.describe import describe
-from hetero.models.outline import formats_of_config, index_of_config
+from hetero.models.outline import index_of_config
 from tests.tiny import tiny_config, tiny_hf
 
 WANTED = [
@@ -165,7 +166,47 @@ def compressed(**weights: object) -> dict[str, object]:
 )
 def test_native_formats_follow_the_quantization_config(quantization: object, experts: str, dense: str) -> None:
     found = formats_of_config({"quantization_config": quantization, "torch_dtype": "bfloat16"}, "config.json")
-    assert (found.experts, found.dense, found.shell) == (experts, dense, "BF16")
+    assert (found.experts, found.dense, found.shell, found.note) == (experts, dense, "BF16", "")
+
+
+_INT8 = {"weights": {"num_bits": 8, "type": "int"}}
+_INT4 = {"weights": {"num_bits": 4, "type": "int"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "experts", "said"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8_E4M3", "does not read modelopt FP8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4", "counted as NVFP4"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": _INT8}}, "Q8_0", "of 8 bits"),
+        ({"quant_method": "gptq", "bits": 8}, "Q8_0", "does not read gptq of 8 bits"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "Q4_0", "does not read bitsandbytes"),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": _INT4, "b": _INT8}},
+            "Q4_0",
+            "2 groups: the first of them counts",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "num_bits": 8, "config_groups": {"g": _INT4}},
+            "I4_32",
+            "says 8 bits and, of its only group, 4",
+        ),
+    ],
+)
+def test_what_is_assumed_of_a_config_is_said(config: dict[str, object], experts: str, said: str) -> None:
+    found = formats_of_config({"quantization_config": config}, "config.json")
+    assert found.experts == experts
+    assert said in found.note
+
+
+def test_two_statements_on_quantisation_and_unknown_types_are_told() -> None:
+    nested = {"text_config": {"quantization_config": {"quant_method": "mxfp4"}}, "torch_dtype": "float7"}
+    found = formats_of_config(nested | {"quantization_config": {"quant_method": "fp8"}}, "config.json")
+    assert found.experts == "FP8_E4M3"
+    assert found.note.split("; ") == [
+        "torch_dtype 'float7' is not known: unquantised weights are counted as BF16",
+        "text_config has another quantization_config, which is passed over",
+    ]
 
 
 def test_an_unknown_quantisation_is_refused_with_a_way_out() -> None:
