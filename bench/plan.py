@@ -1,10 +1,10 @@
 """What `hetero plan` predicts against what models do here. `make bench-plan` runs it.
 
-Kernels are measured by one fresh probe at the start. What a shared machine changes from one second to the next, the rate
-of memory and the clock, is measured by the probe's own code before and after every run of a model, in the same process:
-the prediction for a run is `hetero plan`'s likely value with these reads, and with the kernels of the probe times the
-int8 rate then over that of the probe. The median of the runs is set beside the median of their predictions. Nothing is
-calibrated by earlier runs, and the user's own history is left alone. Ends with 1 if an error is larger than --within.
+Kernels are measured by one fresh probe at the start. The rate of memory, which a shared machine changes from one second
+to the next, is measured by the probe's own reads before and after every run of a model, in the same process: the
+prediction for a run is `hetero plan`'s likely value with the kernels of the one and the reads of the other. The median
+of the runs is set beside the median of their predictions. Nothing is calibrated by earlier runs, and the user's own
+history is left alone. Ends with 1 if an error is larger than --within.
 """
 
 from __future__ import annotations
@@ -61,26 +61,17 @@ def rows_of(index: ModelIndex, machine: Machine, name: str, found: Mapping[str, 
     return [*rows, Row(name, "memory, MB", planned / 1e6, found["peak_bytes"] / 1e6)]
 
 
-def predict(index: ModelIndex, machine: Machine, now: Mapping[str, float], prefill: int) -> tuple[float, float]:
-    """Likely prefill and decode of `machine` at the rates that it has `now`."""
-    rates = machine.rates
-    assert rates is not None
-    assert rates.int8_ops is not None
-    stream, gather = (RateAt(len(machine.cpus), Measured(now[kind], "B/s")) for kind in ("stream", "gather"))
-    pace = now["int8"] / rates.int8_ops.value
-    kernels = tuple(replace(k, rate=_times(k.rate, pace)) for k in rates.kernels)
-    floats = None if rates.f32_flops is None else _times(rates.f32_flops, pace)
-    rates = replace(rates, stream_read=(stream,), gather_read=(gather,), kernels=kernels, f32_flops=floats)
+def predict(index: ModelIndex, machine: Machine, reads: Mapping[str, float], prefill: int) -> tuple[float, float]:
+    """Likely prefill and decode of `machine` if its memory is read at these rates."""
+    assert machine.rates is not None
+    stream, gather = (RateAt(len(machine.cpus), Measured(reads[kind], "B/s")) for kind in ("stream", "gather"))
+    rates = replace(machine.rates, stream_read=(stream,), gather_read=(gather,))
     context = max(prefill, 1 + _DECODE) + 1
     request = PlanRequest("cpu", context=context, force=True, depth=1 + _DECODE // 2, prompt=prefill)
     made = plan(index, replace(machine, rates=rates), request)
     assert made.prefill is not None
     assert made.decode is not None
     return made.prefill.likely, made.decode.likely
-
-
-def _times(rate: Measured, pace: float) -> Measured:
-    return replace(rate, value=rate.value * pace)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -129,8 +120,8 @@ def main(args: Sequence[str] | None = None) -> int:
             sizes = ("--prefill", str(asked.prefill), "--decode", str(_DECODE), "--repeat", str(asked.repeat))
             kept[model] = found = _json_of(env, "-m", "bench.plan_worker", model, *sizes)
             rows += rows_of(describe(model), machine, Path(model).name, found, asked.prefill)
-    if asked.keep is not None:
-        asked.keep.write_text(json.dumps(kept), encoding="utf-8")
+            if asked.keep is not None:
+                asked.keep.write_text(json.dumps(kept), encoding="utf-8")
     print(table(rows))
     return int(worst(rows) > asked.within)
 

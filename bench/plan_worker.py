@@ -21,10 +21,10 @@ _EFFORT = Effort(set_bytes=256 << 20, samples=3, seconds=3600.0)
 
 
 def measure(model: Path, sizes: Sizes, repeat: int) -> dict[str, Any]:
-    """Peak memory of a first run, then `repeat` turns: rates, a prompt, rates, an answer, rates.
+    """Peak memory of a first run, then `repeat` turns: reads of memory, a prompt, reads, an answer, reads.
 
-    Rates are three of `hetero probe`, by all threads: bytes/s of linear and of expert-sized random reads, and int8
-    operations/s. Those before and after a run are averaged for it.
+    Reads are those of `hetero probe`: bytes/s of linear and of expert-sized random reads by all threads. Those before
+    and after a run are averaged for it.
     """
     context = max(sizes.prefill, 1 + sizes.decode) + 1
     with contextlib.closing(Engine.load(model, device="cpu", context=context)) as engine:
@@ -38,11 +38,11 @@ def measure(model: Path, sizes: Sizes, repeat: int) -> dict[str, Any]:
         cpus = engine.plan.cpus
         meter = CpuMeter(cpus, engine.plan.isa_tier, _of(memory_to_read(machine, _EFFORT.set_bytes)))
         found: dict[str, list[dict[str, float]]] = {"prefill": [], "decode": []}
-        before = _rates(meter, len(cpus))
+        before = _reads(meter, len(cpus))
         for _ in range(repeat):
             for what, run in (("prefill", turns.prefill), ("decode", turns.decode)):
                 rate = run()
-                after = _rates(meter, len(cpus))
+                after = _reads(meter, len(cpus))
                 found[what].append({"tps": rate} | {name: (before[name] + after[name]) / 2 for name in before})
                 before = after
     memory = [{"part": p.part, "predicted": p.predicted_bytes, "measured": p.measured_bytes} for p in parts]
@@ -53,9 +53,9 @@ def _of(set_bytes: int) -> Effort:
     return Effort(set_bytes=set_bytes, samples=_EFFORT.samples, seconds=_EFFORT.seconds)
 
 
-def _rates(meter: CpuMeter, threads: int) -> dict[str, float]:
+def _reads(meter: CpuMeter, threads: int) -> dict[str, float]:
     stream, gather = meter.memory(threads)
-    return {"stream": stream.rate.value, "gather": gather.rate.value, "int8": meter.arithmetic("int8").value}
+    return {"stream": stream.rate.value, "gather": gather.rate.value}
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ _RECENT = 9
 _WORKING = "working memory"
 _FILLED = ("kv cache", "recurrent states")
 """Parts that take memory only as runs fill them."""
-_COUNTED = {name: name for name in ("experts", "dense", "small", "kv_b halves", *_FILLED)} | {"dense, packed": "dense"}
+_COUNTED = {name: name for name in ("experts", "dense", "small", *_FILLED)} | {"dense, packed": "dense"}
 _SANE = (0.2, 5.0)
 """Ratios beyond these are a broken run, not an error of the estimate."""
 
@@ -144,8 +144,11 @@ def memory_parts(plan: Plan, held: Mapping[str, int], loaded: int, peak: int) ->
     """The ledger of this process's memory beside what it held: after loading `loaded` bytes, `peak` in all.
 
     Weights and cache are counted by their arrays. What else was there after loading is the framework, and what the runs
-    added beyond the cache are activations, attention's working memory and what belongs to them.
+    added beyond the cache are activations, attention's working memory and what belongs to them. A small cache lies in
+    the heap, where it is written when it is made; a large one takes memory as it is filled.
     """
+    from hetero.native.memory import LARGEST_KEPT
+
     predicted: dict[str, int] = {}
     for line in plan.ledger:
         if line.device == "cpu":
@@ -153,11 +156,12 @@ def memory_parts(plan: Plan, held: Mapping[str, int], loaded: int, peak: int) ->
             predicted[name] = predicted.get(name, 0) + line.bytes
     weights = sum(size for part, size in held.items() if part not in _FILLED)
     filled = sum(size for part, size in held.items() if part in _FILLED)
-    measured = dict(held) | {"framework": loaded - weights, _WORKING: peak - loaded - filled}
+    early = filled if filled < LARGEST_KEPT else 0
+    measured = dict(held) | {"framework": loaded - weights - early, _WORKING: peak - loaded - filled + early}
     return [Part(part, size, max(0, measured.get(part, 0))) for part, size in predicted.items()]
 
 
 def loaded_bytes(plan: Plan) -> int:
     """Of a plan's ledger, what is in this process's memory right after loading: all but what a run fills."""
-    parts = ("experts", "dense", "dense, packed", "small", "kv_b halves", "framework")
+    parts = ("experts", "dense", "dense, packed", "small", "framework")
     return sum(line.bytes for line in plan.ledger if line.device == "cpu" and line.part in parts)

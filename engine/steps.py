@@ -35,6 +35,11 @@ _ATTEMPTS = 2
 class _Watch(TorchDispatchMode):  # type: ignore[misc]  # torch gives it no type
     """Keeps the tensors that are made, and tells whether torch has computed anything."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; to say so to torch would load its compiler: 80 MB and a second."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.made: list[torch.Tensor] = []

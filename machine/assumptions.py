@@ -22,7 +22,9 @@ class Factor:
 EXPERT_READ = Factor(0.60, 0.85, 0.92, "measured elsewhere: 83 to 85 % by a 4-bit kernel on two Zen 1 cores")
 DENSE_READ = Factor(0.50, 0.80, 0.90, "measured elsewhere: many small matrices a layer, two Zen 5 cores")
 MEASURED_READ = Factor(0.80, 0.93, 1.00, "measured elsewhere: kernels' reads against bare ones, two Zen 5 cores")
-HIDDEN_OPS = Factor(1.20, 2.00, 6.00, "measured elsewhere: reads hide half of the products, two Zen 5 cores")
+HIDDEN_OPS = Factor(1.30, 2.50, 6.00, "measured elsewhere: reads hide 0.6 of the products, two Zen 5 cores")
+CACHED_READ = 2.5
+"""How much faster a model is read that fits in the last-level caches (measured on two Zen 5 cores)."""
 CACHE_READ = Factor(0.30, 0.60, 0.85, "assumed: attention reads the KV cache in short runs")
 DECODE_OPS = {"quantised": Factor(0.60, 1.00, 1.30, "measured elsewhere: one token's products from cache, Zen 1")}
 DECODE_OPS["plain"] = Factor(0.25, 0.45, 0.80, "assumed: one token's 16-bit products from cache")
@@ -38,17 +40,18 @@ HIDDEN_READ = Factor(0.90, 1.60, 5.00, "measured elsewhere: products hide 0.4 of
 ATTENTION_OPS = Factor(0.30, 0.50, 0.65, "measured elsewhere: native attention of 512 tokens, Zen 5 (0.48 to 0.53)")
 LATENT_OPS = Factor(0.22, 0.38, 0.50, "measured elsewhere: native latent attention of 512 tokens, Zen 5")
 ATTENTION_ONE_OPS = Factor(0.10, 0.30, 0.60, "assumed: float32 attention of one token")
-KERNEL = Factor(0.70, 0.86, 1.00, "measured elsewhere: whole prompts against products alone, two Zen 5 cores")
+KERNEL = Factor(0.70, 0.84, 1.00, "measured elsewhere: whole prompts against products alone, two Zen 5 cores")
 FULL_TILE = 16
 """Tokens that an expert needs before tiles or panels are full; fewer use a part of them."""
 
 # One layer's work outside the matrices: Python, torch, thread starts. Seconds for one token.
-CPU_LAYER = Factor(200e-6, 47e-6, 32e-6, "measured elsewhere: decoding of tiny models, Zen 5")
+CPU_LAYER = Factor(200e-6, 47e-6, 32e-6, "measured elsewhere: tiny models whose steps Python makes, Zen 5")
+REPEATED_LAYER = Factor(50e-6, 4e-6, 1e-6, "measured elsewhere: tiny models whose steps are repeated natively, Zen 5")
 GPU_LAYER = Factor(900e-6, 450e-6, 150e-6, "assumed: some thirty kernel launches a layer, without graphs")
 GRAPH_LAYER = Factor(150e-6, 30e-6, 15e-6, "assumed: a layer's launches recorded in a CUDA graph")
-CPU_COLD_LAYER = Factor(300e-6, 80e-6, 30e-6, "measured elsewhere: layers that the weights drove out, Zen 5")
-CPU_LATENT_LAYER = Factor(400e-6, 120e-6, 60e-6, "measured elsewhere: a DeepSeek layer beside a Qwen3 one, Zen 5")
-CPU_STEP = Factor(0.5e-3, 0.08e-3, 0.05e-3, "measured elsewhere: decoding of tiny models, Zen 5")
+CPU_COLD_LAYER = Factor(300e-6, 55e-6, 25e-6, "measured elsewhere: layers that the weights drove out, Zen 5")
+CPU_LATENT_LAYER = Factor(200e-6, 48e-6, 20e-6, "measured elsewhere: a DeepSeek layer beside a Qwen3 one, Zen 5")
+CPU_STEP = Factor(0.3e-3, 0.03e-3, 0.01e-3, "measured elsewhere: decoding of tiny models, Zen 5")
 CPU_CHUNK_TOKEN = Factor(5e-6, 1.8e-6, 0.6e-6, "measured elsewhere: prompts of tiny models, Zen 5")
 TRANSFER = Factor(60e-6, 12e-6, 6e-6, "assumed: one synchronous copy over PCIe, without its bytes")
 PCIE_SHARE = Factor(0.60, 0.80, 0.95, "assumed: share of the link's rate that copies get")

@@ -98,41 +98,44 @@ def capacity(index: ModelIndex, made: Plan, ask: Ask, trace: Trace | None = None
     Raises UsageError for a hit rate that cannot be had.
     """
     _check(ask)
-    assert made.prefill is not None
-    assert made.decode is not None
     work = _recorded(ask) if trace is None else _replayed(trace, ask)
     each = kv_token_bytes(index, made.kv_dtype)
-    new = work.prompt * (1 - work.hit)
-    seconds = new / (ask.prefill_tps or made.prefill.likely) + work.answer / (ask.decode_tps or made.decode.likely)
-    per_gpu = max(1.0, (seconds + work.gap) / seconds)
-    keep = work.keep * each
     fixed = math.ceil(index.kv_fixed_elements * KV_BYTES[made.kv_dtype]) + index.recurrent_bytes
-    network = work.prompt * work.hit * each / seconds
-    by_memory = per_gpu * (keep + fixed) / (ask.node_memory * NODE_SHARE)
-    by_network = network / ask.node_network
-    ratio = max(by_memory, by_network)
+    seconds = _request_seconds(made, ask, work)
+    per_gpu = max(1.0, (seconds + work.gap) / seconds)
     gpu_nodes = math.ceil(ask.agents / per_gpu)
+    network = work.prompt * work.hit * each / seconds
+    by_memory = per_gpu * (work.keep * each + fixed) / (ask.node_memory * NODE_SHARE)
+    ratio = max(by_memory, network / ask.node_network)
     return Capacity(
         kv_bytes_per_token=each,
         context_bytes=ask.context * each + fixed,
         tokens_per_agent=round(work.keep),
         tokens=round(work.keep * ask.agents),
-        bytes=round((keep + fixed) * ask.agents),
+        bytes=round((work.keep * each + fixed) * ask.agents),
         dram_bytes=round((work.near * each + fixed) * ask.agents),
         hit_rate=work.hit,
         most_hit_rate=work.most,
         leverage=1 / (1 - work.hit),
         prompt_tokens=work.prompt,
-        new_tokens=new,
+        new_tokens=work.prompt * (1 - work.hit),
         request_seconds=seconds,
         agents_per_gpu_node=per_gpu,
         gpu_nodes=gpu_nodes,
         kv_nodes=math.ceil(ratio * gpu_nodes),
         network=network,
         nodes_per_gpu_node=ratio,
-        bound="memory" if by_memory >= by_network else "network",
+        bound="memory" if ratio == by_memory else "network",
         source=work.source,
     )
+
+
+def _request_seconds(made: Plan, ask: Ask, work: _Work) -> float:
+    """What a request keeps a GPU node busy: the part of its prompt that is not in the cache, and its answer."""
+    assert made.prefill is not None
+    assert made.decode is not None
+    new = work.prompt * (1 - work.hit)
+    return new / (ask.prefill_tps or made.prefill.likely) + work.answer / (ask.decode_tps or made.decode.likely)
 
 
 def _check(ask: Ask) -> None:

@@ -49,21 +49,33 @@ def fixed(name: str, device: str, count: float, unit: str, each: Factor) -> Term
 
 def decode(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, depth: int) -> Estimate:
     """One token after `depth` tokens of context."""
+    routed = sum(w.bytes for w in made.experts.values()) * made.share
+    whole = sum(w.bytes for part in (made.dense, made.head) for w in part.values())
+    moved = routed or whole
+    ceiling = rates.gather.value / moved if moved else math.inf
+    cold = routed + whole > rates.cache_bytes
+    if rates.kernels and not cold:
+        rates = replace(rates, gather=_cached(rates.gather), stream=_cached(rates.stream))
     terms = [*_decode_experts(made, load, rates), *_decode_dense(made, load, rates)]
     terms += _decode_attention(index, made, load, rates, depth)
     terms += _decode_recurrent(index, load, rates)
-    terms += _links(index, made, load, rates, 1)
-    terms.append(fixed("overhead", "cpu", index.n_layers, "layers", _layer_overhead(load)))
-    moved = sum(w.bytes for part in (made.dense, made.head) for w in part.values())
-    if not load.on_gpu and moved + sum(w.bytes for w in made.experts.values()) * made.share > rates.cache_bytes:
+    terms += [*_links(index, made, load, rates, 1), *_decode_overhead(index, made, load, cold)]
+    return _estimate(terms, 1, ceiling)
+
+
+def _cached(read: Speed) -> Speed:
+    return replace(read, value=read.value * assumed.CACHED_READ, origin=f"{read.origin}, from cache")
+
+
+def _decode_overhead(index: ModelIndex, made: Traffic, load: Load, cold: bool) -> list[Term]:
+    """What a token's step takes outside of matrices and attention."""
+    each = _layer_overhead(load, repeated=not index.recurrent_bytes)
+    terms = [fixed("overhead", "cpu", index.n_layers, "layers", each)]
+    if cold and not load.on_gpu:
         terms.append(fixed("cold caches", "cpu", index.n_layers, "layers", assumed.CPU_COLD_LAYER))
     if made.latent_layers and not load.on_gpu:
         terms.append(fixed("latent attention", "cpu", made.latent_layers, "layers", assumed.CPU_LATENT_LAYER))
-    terms.append(fixed("sampling", "cpu", 1, "token", assumed.CPU_STEP))
-    moved = sum(w.bytes for w in made.experts.values()) * made.share
-    if not moved:
-        moved = sum(w.bytes for part in (made.dense, made.head) for w in part.values())
-    return _estimate(terms, 1, rates.gather.value / moved if moved else math.inf)
+    return [*terms, fixed("sampling", "cpu", 1, "token", assumed.CPU_STEP)]
 
 
 def prefill(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, prompt: int) -> Estimate:
@@ -81,9 +93,10 @@ def prefill(index: ModelIndex, made: Traffic, load: Load, rates: Speeds, prompt:
     return _estimate(terms, prompt, rates.int8.value / used)
 
 
-def _layer_overhead(load: Load) -> Factor:
+def _layer_overhead(load: Load, repeated: bool = False) -> Factor:
+    """`repeated`: a token's step on the CPU, whose native calls are made again without Python."""
     if not load.on_gpu:
-        return assumed.CPU_LAYER
+        return assumed.REPEATED_LAYER if repeated else assumed.CPU_LAYER
     return assumed.GRAPH_LAYER if load.packed_on_gpu else assumed.GPU_LAYER
 
 

@@ -8,24 +8,29 @@ from dataclasses import dataclass
 
 from hetero.machine.traffic import expert_layers, one_expert_bytes
 from hetero.machine.types import STATE_SLOTS, LedgerLine, ModelIndex, Placement, TensorInfo
+from hetero.machine.working import live_values, scratch_bytes
 from hetero.native.formats import packed_bytes
 
 KV_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "q8": 34 / 32}
 """Of a value, its share of a scale included."""
 PAGE_TOKENS = 64
 """Tokens of one page of the KV cache; caches are whole pages."""
-INDEX_PRODUCTS_BYTES = 64 << 20
-"""What an indexer's products of queries and keys take at a time (`hetero.engine.selection`)."""
-TORCH_BYTES = 254 << 20
-"""What the interpreter, torch and the other libraries take (x86_64, measured: 249 to 255 MiB)."""
+INDEX_PRODUCTS = 1 << 24
+"""Products of an indexer's queries and keys at a time, float32, over at most `INDEX_KEYS` keys (`engine.selection`)."""
+INDEX_KEYS = 8192
+TORCH_BYTES = 258 << 20
+"""What the interpreter, torch and the other libraries take (x86_64, measured: 256 to 262 MiB)."""
 TORCH_CUDA_BYTES = 700 << 20
 """The same with the build of torch that brings CUDA's libraries."""
-LOADING_BYTES = 40 << 20
-"""What the heap keeps of the buffers that weights were read through (measured: 33 to 44 MiB after 1.8 and 2.9 GB)."""
+TEXT_BYTES = 800
+"""Of the tokenizer and what reading its file left, for each token of the vocabulary (measured: 32768 tokens of BPE)."""
+BANK_BYTES = 1 << 20
+"""Half a huge page, for what each layer's experts do not fill of the last one."""
 CUDA_CONTEXT_BYTES = 500 << 20
-HEAP_SHARE = 2.3
-"""Working memory of a prompt over what its tensors need at once: a step's input and output live side by side, and the
-heap keeps gaps (measured: 2.2 to 2.4 for Qwen3-MoE and DeepSeek layers, chunks of 512)."""
+GAPS_SHARE = 0.55
+GAPS_BYTES = 15 << 20
+"""What the heap leaves free between the tensors of a step: a share of them, but not more, as it takes no piece of
+32 MiB (measured over all families: 0 to 17 MB)."""
 TILE_ROWS = 256
 """Routes of an expert that a worker multiplies at a time by AMX tiles."""
 ATTENTION_BYTES = 4 << 20
@@ -60,9 +65,13 @@ class Counted:
     unpacked: int
     """The same as on a GPU: bf16, or float32 if all are."""
     small: int
-    token: int
-    """Bytes of working memory that each token of a chunk takes."""
+    live: int
+    """Bytes of the tensors that live at once in a chunk's step, for each of its tokens."""
+    scratch: int
+    """Of the native kernels, likewise."""
+    index_heads: int
     attention_layers: int
+    expert_layers: int
 
 
 def count(index: ModelIndex) -> Counted:
@@ -70,14 +79,16 @@ def count(index: ModelIndex) -> Counted:
     dense = list(_of_role(index, "dense"))
     layers = sum(info.name.endswith(".self_attn.o_proj.weight") for info in dense) or index.n_layers
     weights = experts_bytes(index), _packed_bytes(dense), _unpacked_bytes(dense), small_bytes(index)
-    return Counted(index, *weights, _token(index, dense), layers)
+    heads = max((i.shape[0] for i in dense if i.name.endswith(".indexer.weights_proj.weight")), default=0)
+    working = 4 * live_values(index), scratch_bytes(index)
+    return Counted(index, *weights, *working, heads, layers, len(expert_layers(index)))
 
 
 def make_ledger(model: Counted, shape: Shape) -> tuple[LedgerLine, ...]:
     """One line per part and device."""
     index, dense = model.index, shape.placement.dense
     framework = TORCH_CUDA_BYTES if shape.torch_cuda or dense != "cpu" else TORCH_BYTES
-    framework += min(LOADING_BYTES, (model.experts + model.dense) // 16)
+    framework += TEXT_BYTES * index.vocab_size + BANK_BYTES * model.expert_layers
     unpacked = dense != "cpu" and not shape.packed_on_gpu
     lines = [
         LedgerLine(shape.placement.experts, "experts", model.experts, "file"),
@@ -133,21 +144,9 @@ def kv_token_bytes(index: ModelIndex, kv_dtype: str) -> int:
 
 
 def activation_bytes(model: Counted, chunk: int) -> int:
-    """Working memory of one prefill chunk of `chunk` tokens, with what the heap makes of it, and a row of logits."""
-    return int(HEAP_SHARE * chunk * model.token) + 4 * model.index.vocab_size
-
-
-def _token(index: ModelIndex, dense: Iterable[TensorInfo]) -> int:
-    """Bytes of float32 working memory that a token of a chunk takes.
-
-    Residual, its norm, attention's and the MLP's outputs (4 hidden vectors); the widest layer's projections three times
-    (q, k, v or gate, up and their product); for experts, each route's gated vector in float32 with its int8 copy
-    (5 bytes) and output.
-    """
-    hidden = index.hidden_size
-    widest = max((info.shape[0] for info in dense if info.shape[0] != index.vocab_size), default=0)
-    inter = max((info.shape[1] for info in _of_role(index, "expert") if "gate" in info.name), default=0)
-    return 4 * (4 * hidden + 3 * widest) + index.top_k * (5 * inter + 4 * hidden)
+    """Working memory of one prefill chunk of `chunk` tokens, with the heap's gaps, and a row of logits."""
+    live = chunk * model.live
+    return live + min(GAPS_BYTES, int(GAPS_SHARE * live)) + chunk * model.scratch + 4 * model.index.vocab_size
 
 
 def tile_bytes(index: ModelIndex, shape: Shape) -> int:
@@ -171,14 +170,18 @@ def tile_row_bytes(format: str, k: int) -> int:
 
 
 def attention_bytes(model: Counted, shape: Shape) -> int:
-    """A chunk's attention over a full cache. Indexers hold a block of products and each token's choice (8 bytes).
+    """A chunk's attention over a full cache.
 
-    The CPU's kernel reads the cache as it lies. A GPU gathers one layer's keys and values (2 bytes a value), makes them
-    float32, and has the causal mask as bool and as float32.
+    Indexers hold each token's choice (8 bytes, and as many for where it lies) and, while no layer's other tensors live,
+    a block of products. The CPU's kernel reads the cache as it lies. A GPU gathers one layer's keys and values (2 bytes
+    a value), makes them float32, and has the causal mask as bool and as float32.
     """
     index, chunk, context = model.index, shape.prefill_chunk, shape.context
     pages = -(-context // PAGE_TOKENS)
-    chosen = INDEX_PRODUCTS_BYTES + 16 * index.attended * chunk if 0 < index.attended < context else 0
+    chosen = 0
+    if 0 < index.attended < context:
+        products = 4 * min(INDEX_PRODUCTS, chunk * model.index_heads * min(context, INDEX_KEYS))
+        chosen = 16 * index.attended * chunk + max(0, products - activation_bytes(model, chunk))
     if shape.placement.dense == "cpu":
         return ATTENTION_BYTES + chosen
     layer = 6 * index.kv_elements_per_token // model.attention_layers

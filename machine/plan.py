@@ -36,8 +36,7 @@ _SMALLER = (("Q8_0", "q8"), ("Q4_0", "q4"))
 def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     """The one estimator: placement, CPUs, context, a ledger of bytes per device, and tokens per second.
 
-    Raises UsageError for a request that no machine could meet, HardwareError (exit 3) if there are no kernels, no
-    such device, or, without `request.force`, not enough memory.
+    Raises UsageError for what no machine does, HardwareError for want of kernels, a device or, unless forced, memory.
     """
     if machine.isa_tier is None:
         raise HardwareError(machine.isa_reason or "no native kernels for this CPU", "hetero probe shows every tier")
@@ -45,13 +44,11 @@ def plan(index: ModelIndex, machine: Machine, request: PlanRequest) -> Plan:
     index = with_formats(index, request.experts, request.dense)
     model = count(index)
     shape, room, shape_notes = _shape(model, machine, request, len(cpus))
-    notes += shape_notes
     ledger = make_ledger(model, shape)
     short = _shortfalls(ledger, room)
     if short and not request.force:
         raise _refusal(model, machine, shape, ledger, short, room)
-    if short:
-        notes += [_short_text(machine, ledger, short, room)]
+    notes += shape_notes + ([_short_text(machine, ledger, short, room)] if short else [])
     notes += [*_readiness(shape), *_calibration_note(request), *index.notes]
     prefill, decode = _estimates(index, machine, request, shape, len(cpus), _missed(model, short))
     return Plan(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from hetero.machine.cpu import cpu_model, usable_cpus
-from hetero.machine.gpu import TorchDevices, find_gpus
+from hetero.machine.gpu import Gpus, TorchDevices, find_gpus
 from hetero.machine.memory import usable_memory
 from hetero.machine.nvml import DriverGpus
 from hetero.machine.topology import huge_pages, hypervisor, kernel_release, topology
@@ -30,14 +31,10 @@ def probe(
     """
     cpus = usable_cpus(root)
     memory = usable_memory(root)
-    gpus = find_gpus(root, device != "cpu", torch_devices, driver_gpus, use_torch=not quick)
     tiers, isa_tier, isa_reason = _isa()
     layout = topology(root, cpus.online, memory.total)
     host = hypervisor(root)
-    notes = [*cpus.notes, *gpus.notes, *_virtual_notes(host)]
-    if isa_tier is None:
-        notes.append(isa_reason)
-    return Machine(
+    machine = Machine(
         cpu_model=cpu_model(root),
         cpus=cpus.cpus,
         visible_cpus=cpus.visible,
@@ -47,13 +44,9 @@ def probe(
         memory_reason=memory.reason,
         tiers=tiers,
         isa_tier=isa_tier,
-        gpus=gpus.names,
-        notes=tuple(notes),
         disk_free_bytes=_disk_free(),
         spare_cpus=cpus.spare,
         isa_reason=isa_reason,
-        gpu_reason=gpus.reason,
-        gpu_memory_bytes=gpus.free_bytes,
         nodes=layout.nodes,
         sockets=layout.sockets,
         clustering=layout.clustering,
@@ -64,8 +57,21 @@ def probe(
         huge_pages=huge_pages(root),
         hypervisor=host,
         kernel=kernel_release(root),
-        devices=gpus.devices,
         torch_cuda=_torch_has_cuda(),
+    )
+    gpus = find_gpus(root, device != "cpu", torch_devices, driver_gpus, use_torch=not quick)
+    return _with_gpus(machine, gpus, [*cpus.notes, *gpus.notes, *_virtual_notes(host)])
+
+
+def _with_gpus(machine: Machine, found: Gpus, notes: list[str]) -> Machine:
+    """What was found of GPUs, and all notes, the one on missing kernels last."""
+    return replace(
+        machine,
+        gpus=found.names,
+        gpu_reason=found.reason,
+        gpu_memory_bytes=found.free_bytes,
+        devices=found.devices,
+        notes=tuple(notes) + ((machine.isa_reason,) if machine.isa_tier is None else ()),
     )
 
 

@@ -83,7 +83,7 @@ def _delta(index: ModelIndex, shapes: Shapes) -> int:
     heads, values = shapes["linear_attn.dt_bias"][0], shapes["linear_attn.out_proj.weight"][1]
     layers = sum(info.name.endswith(".linear_attn.dt_bias") for info in index.tensors)
     keys = (index.recurrent_bytes // 4 // layers - width * (taps - 1)) // values
-    return 2 * width + values + heads * (3 * _BLOCK + 9 * keys) + 4 * values
+    return 2 * width + values + heads * (3 * _BLOCK + 7 * keys) + 4 * values
 
 
 def _mlp(index: ModelIndex, shapes: Shapes) -> int:

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from bench import plan
+from dataclasses import replace
 
-PREDICTED = {
-    "prefill_tps": {"low": 80.0, "likely": 110.0, "high": 120.0},
-    "decode_tps": {"low": 8.0, "likely": 9.0, "high": 11.0},
-    "total_bytes": 2_000_000_000,
+import pytest
+
+from bench import plan
+from bench.plan import Row
+from hetero.machine.types import Measured, RateAt, Rates
+from tests.machine.test_plan import MACHINE, moe_index
+
+READ = RateAt(4, Measured(20e9, "B/s"))
+PROBED = replace(MACHINE, rates=Rates(stream_read=(READ,), gather_read=(READ,)))
+FOUND = {
+    "turns": {
+        "prefill": [{"tps": 100.0 * n, "stream": n * 1e9, "gather": n * 1e9} for n in (1, 2, 3)],
+        "decode": [{"tps": 10.0, "stream": 2e9, "gather": 2e9}],
+    },
+    "peak_bytes": 300_000_000,
+    "memory": [{"predicted": 250_000_000}, {"predicted": 50_000_000}],
 }
-MEASURED = {"prefill_tps": {"median": 100.0}, "decode_tps": {"median": 12.0}, "peak_rss_bytes": 2_000_000_000}
+
+
+def test_each_run_is_predicted_with_the_reads_around_it() -> None:
+    rows = plan.rows_of(moe_index(), PROBED, "m.gguf", FOUND, 512)
+    assert [r.what for r in rows] == ["prefill 512", "decode 64", "memory, MB"]
+    assert rows[0].measured == 200.0
+    assert (rows[0].slowest, rows[0].fastest) == (1.0, 3.0)
+    assert rows[1].predicted == plan.predict(moe_index(), PROBED, FOUND["turns"]["decode"][0], 512)[1]  # type: ignore[index]
+    faster = {"stream": 40e9, "gather": 40e9}
+    assert plan.predict(moe_index(), PROBED, faster, 512)[1] > rows[1].predicted
+    assert rows[2].error == pytest.approx(0)
 
 
 def test_errors_are_shares_of_what_was_measured() -> None:
-    rows = plan.rows_of("m.gguf", PREDICTED, MEASURED, 512)
-    assert [round(r.error, 3) for r in rows] == [0.1, -0.25, 0.0]
+    rows = [Row("m", "prefill 512", 110, 100, 44, 46), Row("m", "decode 64", 9, 12), Row("m", "memory, MB", 2, 1)]
+    assert [round(r.error, 3) for r in rows] == [0.1, -0.25, 1.0]
     assert plan.worst(rows) == 0.25
     lines = plan.table(rows).splitlines()
-    assert lines[2] == "| m.gguf | prefill 512 | 110 (80 to 120) | 100 | +10% |"
-    assert lines[4] == "| m.gguf | memory, MB | 2000 | 2000 | +0% |"
-
-
-def test_memory_does_not_count_as_a_rate_and_skipped_figures_are_left_out() -> None:
-    rows = plan.rows_of("m", PREDICTED, MEASURED | {"decode_tps": None, "peak_rss_bytes": 1}, 512)
-    assert [r.what for r in rows] == ["prefill 512", "memory, MB"]
-    assert round(plan.worst(rows), 3) == 0.1
+    assert lines[2] == "| m | prefill 512 | 110 | 100 | +10% | 44 to 46 |"
+    assert lines[3] == "| m | decode 64 | 9 | 12 | -25% |  |"

@@ -47,7 +47,7 @@ def test_a_token_reads_its_experts_at_the_gather_rate() -> None:
     # (2 x 96) rows x 64 x 2 B at the linear rate, or their products; the tied embedding is the head.
     dense = max(2 * 96 * 64 * 2 / (40e9 * 0.80), 2 * 2 * 96 * 64 / (2e11 * 0.45))
     assert seconds(found, "dense") == pytest.approx(dense)
-    assert seconds(found, "overhead") == pytest.approx(2 * assumed.CPU_LAYER.likely)
+    assert seconds(found, "overhead") == pytest.approx(2 * assumed.REPEATED_LAYER.likely)
 
 
 def test_total_is_the_sum_of_the_terms_in_every_column() -> None:
@@ -79,8 +79,25 @@ def test_a_measured_kernel_goes_before_the_units_rate() -> None:
     machine = replace(PROBED, rates=replace(MEASURED, kernels=kernels))
     found = decode(plan(moe_index(), machine, PlanRequest(depth=0)))
     ops = 2 * 2 * 2 * (3 * 32 * 64)  # a multiply-add is two; two layers, two experts of three 32 x 64 matrices
-    assert seconds(found, "experts") == pytest.approx(ops / (1e6 * assumed.KERNEL.likely))
+    # What reads hide of the products, and the reads themselves: from the caches, as the model is so small.
+    reads = 2 * 2 * 4096 / (20e9 * assumed.CACHED_READ * assumed.MEASURED_READ.likely)
+    assert seconds(found, "experts") == pytest.approx(ops / (1e6 * assumed.HIDDEN_OPS.likely) + reads)
     assert found.bound == "arithmetic"
+
+
+def test_layers_whose_weights_leave_the_caches_cost_more_and_read_from_memory() -> None:
+    kernels = tuple(KernelRate("Q4_0", tokens, Measured(1e12, "op/s")) for tokens in (1, 128))
+    machine = replace(PROBED, rates=replace(MEASURED, kernels=kernels))
+    small, large = (decode(plan(moe_index(), replace(machine, cache_bytes=n), PlanRequest())) for n in (1 << 30, 1))
+    assert seconds(small, "cold caches") == 0
+    assert seconds(large, "cold caches") == pytest.approx(2 * assumed.CPU_COLD_LAYER.likely)
+    assert seconds(large, "experts") > 2 * seconds(small, "experts")
+
+
+def test_a_prompt_needs_no_experts_of_the_last_layer() -> None:
+    made = plan(moe_index(), PROBED, PlanRequest(context=512, prompt=512))
+    term = next(t for t in prefill(made).terms if t.name == "experts")
+    assert term.amount == pytest.approx(2 * 512 * 2 * 3 * 32 * 64)  # one of two layers, two experts a token
 
 
 def test_a_longer_context_costs_its_keys_and_values() -> None:
