@@ -47,14 +47,14 @@ def _read(raw: Mapping[str, Any], hints: Hints, plain: str) -> Formats | None:
     """Those that this version reads; None for others."""
     quantization = _quantization(raw)
     method, experts, dense = quantization.get("quant_method"), "", ""
+    nvfp4 = method == "modelopt" and "NVFP4" in str(quantization.get("quant_algo"))
+    nvfp4 |= method == "compressed-tensors" and hints.floating and hints.bits == 4 and hints.group == 16
     if method == "fp8":
         fp4 = raw.get("expert_dtype", quantization.get("expert_dtype")) == "fp4"
         experts, dense = "MXFP4" if fp4 else "FP8_E4M3", "FP8_E4M3"
     elif method == "mxfp4":
         experts, dense = "MXFP4", plain
-    elif method == "modelopt" and "NVFP4" in str(quantization.get("quant_algo")):
-        experts = "NVFP4_F32_64"
-    elif method == "compressed-tensors" and hints.floating and hints.bits == 4 and hints.group == 16:
+    elif nvfp4:
         experts = "NVFP4_F32_64"
     elif method == "compressed-tensors" and hints.bits == 8:
         experts = "FP8_E4M3" if hints.floating else _int8(hints)

@@ -121,9 +121,7 @@ def test_an_unknown_name_lists_the_cards() -> None:
     assert "deepseek-r1" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "key", ["hidden_size", "num_hidden_layers", "kv_lora_rank", "n_routed_experts", "vocab_size"]
-)
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "kv_lora_rank", "n_routed_experts", "vocab_size"])
 @pytest.mark.parametrize("card", ["deepseek-v3.2", "kimi-k2.6"])
 def test_a_config_with_a_missing_key_is_a_model_error_naming_it(card: str, key: str) -> None:
     raw: dict[str, Any] = json.loads(json.dumps(cards()[card].config))
@@ -177,9 +175,8 @@ _INT4 = {"weights": {"num_bits": 4, "type": "int"}}
     ("config", "experts", "said"),
     [
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "FP8_E4M3", "does not read modelopt FP8"),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4", "counted as NVFP4"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": _INT8}}, "Q8_0", "of 8 bits"),
-        ({"quant_method": "gptq", "bits": 8}, "Q8_0", "does not read gptq of 8 bits"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "I4_128_F16", "counted as I4_128_F16"),
+        ({"quant_method": "awq", "bits": 8}, "Q8_0", "does not read awq of 8 bits"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "Q4_0", "does not read bitsandbytes"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"a": _INT4, "b": _INT8}},
