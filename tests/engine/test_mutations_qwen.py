@@ -12,33 +12,26 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hetero.engine import Engine, Sampling, Token
+from hetero.engine import Engine
 from hetero.engine.recurrent import RecurrentStates
 from hetero.models import delta
 from hetero.models.families import qwen3_next
 from hetero.models.load import Model
+from tests.engine import mutations
+from tests.engine.gguf_parity import greedy
+from tests.engine.mutations import BOUND
 from tests.engine.reference import hf_logits, relative
 from tests.tiny import tiny_hf
 from tests.tiny_qwen import QWEN_FAMILIES
 from tests.tiny_tokenizer import tokens_and_merges
 
-BOUND = 1e-3
 CHUNK = 40
 Mutation = Callable[[Model, pytest.MonkeyPatch], Model]
 
 
-def config(**changes) -> Mutation:
-    return lambda model, _: replace(model, config=replace(model.config, **changes))
-
-
 def part(name, **changes) -> Mutation:
     """A change of a part of the configuration: moe, rope or delta."""
-
-    def mutate(model, _):
-        changed = {name: replace(getattr(model.config, name), **changes)}
-        return replace(model, config=replace(model.config, **changed))
-
-    return mutate
+    return lambda model, _: mutations.part(name, **changes)(model)
 
 
 def small(end: str, change: Callable[[np.ndarray], np.ndarray], but: str = "-") -> Mutation:
@@ -206,8 +199,7 @@ def test_without_any_one_term_the_bound_is_broken(case, monkeypatch):
 def test_greedy_text_of_64_tokens_is_transformers(case):
     """Each token is the likeliest after all before it, which makes the text that which transformers would make."""
     _, engine, ids, _, directory = case
-    events = engine.generate(ids, Sampling(max_tokens=64, ignore_eos=True), reuse=False)
-    found = [event.id for event in events if isinstance(event, Token)]
+    found = greedy(engine, ids, 64)
     assert len(found) == 64
     assert found == hf_logits(directory, ids + found)[len(ids) - 1 : -1].argmax(1).tolist()
 
