@@ -63,49 +63,6 @@ struct AttentionCaller : Caller {
         return hetero_norm_rope(chance.or_null(pool), chance.or_null(&a), message.text, message.bytes);
     }
 
-    int add() {
-        const int64_t n = chance.below(40);
-        float *a = chance.floats(n), *b = chance.floats(n), *out = chance.below(2) ? a : chance.floats(n);
-        return hetero_add(chance.or_null(pool), chance.at(a), chance.at(b), chance.at(out), chance.bytes(4 * n),
-                          chance.count(n), message.text, message.bytes);
-    }
-
-    int gate() {
-        const int64_t n = chance.below(40);
-        float *gate = chance.floats(n), *up = chance.floats(n), *out = chance.below(2) ? gate : chance.floats(n);
-        const int32_t activation = chance.number(int32_t(chance.below(HETERO_ACTIVATIONS)));
-        return hetero_gate(chance.or_null(pool), activation, chance.at(gate), chance.at(up), chance.at(out),
-                           chance.bytes(4 * n), chance.count(n), message.text, message.bytes);
-    }
-
-    int copy() {
-        const int64_t n = chance.below(5), m = chance.below(5), width = chance.between(1, 20);
-        const int64_t row = width + chance.below(9), gap = m * row + chance.below(9);
-        hetero_copy_args a = {};
-        a.n = chance.count(n), a.m = chance.count(m), a.width = chance.count(width);
-        a.from_n = chance.count(gap), a.from_m = chance.count(row), a.to_n = chance.count(m * width);
-        a.to_m = chance.count(width);
-        a.from = chance.at(chance.floats(n * gap)), a.from_bytes = chance.capacity(4 * n * gap);
-        a.to = chance.at(chance.floats(n * m * width)), a.to_bytes = chance.capacity(4 * n * m * width);
-        return hetero_copy(chance.or_null(&a), message.text, message.bytes);
-    }
-
-    // Calls that are right by themselves, or of no function: what their arguments are is for the caller to know.
-    int replay() {
-        const int64_t n = chance.below(5), count = chance.below(20);
-        auto *calls = reinterpret_cast<hetero_call *>(chance.room(n * int64_t(sizeof(hetero_call))));
-        for (int64_t i = 0; i < n; i++) {
-            const bool known = chance.below(8) != 0;
-            calls[i].function = known ? int32_t(HETERO_CALL_ADD) : int32_t(HETERO_CALLS + chance.below(9));
-            refusable_ = refusable_ || !known;
-            for (int k = 0; k < 3; k++) calls[i].arguments[k] = reinterpret_cast<uintptr_t>(chance.floats(count));
-            calls[i].arguments[3] = uint64_t(4 * count), calls[i].arguments[4] = uint64_t(count);
-        }
-        double *seconds = chance.below(2) ? reinterpret_cast<double *>(chance.room(8 * n)) : nullptr;
-        return hetero_replay(chance.or_null(pool), chance.at(calls), chance.length(n), chance.at(seconds),
-                             chance.bytes(8 * n), message.text, message.bytes);
-    }
-
     int measure_read() {
         const int64_t piece = 128 * chance.between(1, 8), count = chance.between(1, 6);
         const int64_t size = piece + chance.below(4096);
