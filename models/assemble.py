@@ -192,9 +192,9 @@ def _wrong_shape(
 ) -> ModelError:
     layer = layer_of(name)
     place = "" if layer is None else f" of layer {layer}"
-    if name.endswith("mlp.gate.weight") and shape[:1] != want.shape[:1]:
+    if name.endswith("mlp.gate.weight") and shape and shape[0] != want.shape[0]:
         what = f"the router{place} ({stored.name!r}) has {shape[0]} rows for {want.shape[0]} experts"
-    elif want.role == "expert" and shape[:1] != want.shape[:1]:
+    elif want.role == "expert" and shape and shape[0] != want.shape[0]:
         what = f"{stored.name!r}{place} holds {shape[0]} experts; expected {want.shape[0]}"
     elif want.role == "expert" and stored.shape[:1] == shape[:1] and stored.shape != shape:
         gives = f"gives {name} as {list(shape)}; expected {list(want.shape)}"

@@ -147,8 +147,9 @@ def _layers_of_hf(k: Keys, n_layers: int) -> tuple[list[str], dict[str, int]]:
         kinds = ["heavily_compressed_attention" if i < 2 or i % 2 == 0 else _SPARSE for i in range(n_layers)]
     elif kinds is None:
         names = {rate: kind for kind, rate in _KINDS.items()}
-        kinds = [names.get(rate) for rate in old_rates] if isinstance(old_rates, list) else old_rates
-    if not isinstance(kinds, list) or len(kinds) < n_layers or any(kind not in rates for kind in kinds):
+        listed = old_rates if isinstance(old_rates, list) else []
+        kinds = [names.get(rate) if isinstance(rate, int) else None for rate in listed]
+    if not isinstance(kinds, list) or len(kinds) < n_layers or any(kind not in tuple(rates) for kind in kinds):
         raise k.fail(k.any_of("layer_types", "compress_ratios"), str(kinds)[:60], f"{n_layers} of {', '.join(rates)}")
     return kinds[:n_layers], rates
 
@@ -179,7 +180,7 @@ def _moe_of_hf(k: Keys, n_layers: int) -> MoeConfig:
     kinds = k.get("mlp_layer_types")
     if kinds is None:
         hashed = tuple(range(min(n_layers, k.integer("num_hash_layers", 3, low=0))))
-    elif isinstance(kinds, list) and len(kinds) >= n_layers and not set(kinds) - {"hash_moe", "moe"}:
+    elif isinstance(kinds, list) and len(kinds) >= n_layers and all(kind in ("hash_moe", "moe") for kind in kinds):
         hashed = tuple(layer for layer in range(n_layers) if kinds[layer] == "hash_moe")
     else:
         raise k.fail("mlp_layer_types", str(kinds)[:60], f"'hash_moe' or 'moe' for each of {n_layers} layers")

@@ -100,6 +100,7 @@ def _retype(rng: random.Random, entry: dict[str, Any]) -> None:
     """Another type, and a last dimension that makes it take as many bytes where one can."""
     old, new = entry.get("dtype"), rng.choice(list(SAFETENSORS_BITS))
     shape = entry.get("shape")
-    if old in SAFETENSORS_BITS and isinstance(shape, list) and shape and type(shape[-1]) is int:
+    sized = isinstance(shape, list) and shape and type(shape[-1]) is int
+    if isinstance(old, str) and old in SAFETENSORS_BITS and sized:
         entry["shape"] = [*shape[:-1], shape[-1] * SAFETENSORS_BITS[old] // SAFETENSORS_BITS[new]]
     entry["dtype"] = new

@@ -294,6 +294,9 @@ CONTENTS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {n: w for n, w in QWEN_WEIGHTS.items() if ".layers.1.mlp.experts" not in n}, ["3 experts of the model are"],
     ),
     "router rows": (QWEN_WEIGHTS | {ROUTER: np.zeros((9, 64), np.float32)}, ["router of layer 0", "9 rows", "8"]),
+    "router without dimensions": (
+        QWEN_WEIGHTS | {ROUTER: np.zeros((), np.float32)}, [ROUTER, "has shape []; expected [8, 64]"],
+    ),
     "missing norm": (without("model.norm.weight"), ["1 tensor of the model is missing", "'model.norm.weight'"]),
     "embedding of another width": (
         QWEN_WEIGHTS | {"model.embed_tokens.weight": np.zeros((QWEN["vocab_size"], 32), np.float32)},

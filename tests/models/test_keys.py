@@ -6,6 +6,7 @@ so a new family's keys have to be looked at one by one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hetero.machine.types import ModelError
 from hetero.models.checkpoint import open_checkpoint
 from hetero.models.families import FAMILIES as MODULES
 from hetero.models.families import family_for_hf
@@ -212,3 +214,18 @@ def test_the_readme_names_every_architecture_and_no_supported_one_counts_as_unsu
 def test_every_family_of_experts_or_not_has_a_tiny_model() -> None:
     covered = {family_for_hf(config_of(name), "config.json").NAME for name in FAMILIES}
     assert covered == set(MODULES)
+
+
+LISTS = ("mlp_layer_types", "layer_types", "compress_ratios", "mlp_only_layers", "no_rope_layers", "moe_layers")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_lists_of_anything_are_refused_or_understood(name: str) -> None:
+    """A list's entries may be lists themselves, which no set and no table takes."""
+    for key in LISTS:
+        for value in ([[]] * 64, [{}] * 64, [None] * 64, [[1]], ["sparse", ["dense"]] * 40):
+            raw = config_of(name)
+            inner = raw.get("text_config")
+            raw |= {"text_config": inner | {key: value}} if inner else {key: value}
+            with contextlib.suppress(ModelError):
+                family_for_hf(raw, "config.json").config_from_hf(raw)
