@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.tiny import load_reference
-from tests.tiny_gguf import add_tokenizer
+from tests.tiny_gguf import NAMES, add_tokenizer
 
 Floats = npt.NDArray[np.float32]
 
@@ -27,30 +27,11 @@ ARCHS = {
     "deepseek_v32": "deepseek32",
     "glm_moe_dsa": "glm-dsa",
 }
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_a_proj": "attn_q_a",
-    "self_attn.q_a_layernorm": "attn_q_a_norm",
-    "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
-    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+_NAMES = NAMES | {
     "self_attn.indexer.wq_b": "indexer.attn_q_b",
     "self_attn.indexer.wk": "indexer.attn_k",
     "self_attn.indexer.k_norm": "indexer.k_norm",
     "self_attn.indexer.weights_proj": "indexer.proj",
-    "mlp.gate": "ffn_gate_inp",
-    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
-    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }
 
 

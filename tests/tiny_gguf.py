@@ -162,7 +162,7 @@ def _mlp_shapes(arch: str, c: Mapping[str, Any], layer: int) -> dict[str, tuple[
     return out
 
 
-_NAMES = {
+NAMES: dict[str, str] = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
@@ -199,9 +199,9 @@ def _gguf_name(name: str) -> str:
         if rest == "mlp.gate.e_score_correction_bias":
             return f"blk.{layer}.exp_probs_b.bias"
         stem, kind = rest.rsplit(".", 1)
-        return f"blk.{layer}.{_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{NAMES[stem]}.{kind}"
     stem, kind = name.rsplit(".", 1)
-    return f"{_NAMES[stem]}.{kind}"
+    return f"{NAMES[stem]}.{kind}"
 
 
 def _gguf_tensors(arch: str, c: Mapping[str, Any], weights: Mapping[str, Floats], old_kv_b: bool) -> dict[str, Floats]:
