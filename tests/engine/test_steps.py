@@ -17,6 +17,7 @@ LONG = Sampling(max_tokens=80, ignore_eos=True)
 def load(path, kv_dtype="auto", recorded=True):
     engine = Engine.load(path, device="cpu", threads=2, context=256, kv_dtype=kv_dtype)
     if not recorded:
+        engine._steps._forget()  # what loading has recorded already
         engine._steps._attempts = 0
     return engine
 
