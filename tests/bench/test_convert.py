@@ -51,3 +51,12 @@ def test_the_share_is_of_the_lower_bound() -> None:
     assert row.share == 0.6
     assert "| FP8 | 8.0 | 600 | 2,000 | 1,000 | 60% | 1,000 | 2,000 |" in convert.table([row])
     assert "avx2" in convert.page([row], "avx2")
+
+
+def test_a_page_keeps_the_rows_of_kinds_that_were_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "PAGE", tmp_path / "page.md")
+    old, new = (convert.Row(kind, 10**9, 10**9, 5e8, 1e9, 1e9, 1, 1) for kind in ("AWQ", "BF16"))
+    convert.PAGE.write_text(convert.page([old, convert.Row("BF16", 1, 1, 1, 1, 1, 1, 1)], "avx2"))
+    lines = [line for line in convert.page([new], "avx2").splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines] == ["| experts", "| BF16", "| AWQ"]
+    assert "50%" in lines[1]
