@@ -177,7 +177,8 @@ template <Kind K> HETERO_INLINE void prefetch(const Ahead &to, int64_t b) {
     const int64_t block = b + prefetch_blocks<K>();
     const uint8_t *codes = to.tile + (block < to.blocks ? block * bytes : to.size + (block - to.blocks) * bytes);
     for (int64_t i = 0; i < bytes; i += 64) fetch_near(codes + i);
-    fetch_near(to.tile + to.size + to.blocks * bytes + b * to.scale_bytes);
+    const int64_t scale = b * to.scale_bytes;
+    if (scale % 64 < to.scale_bytes) fetch_near(to.tile + to.size + to.blocks * bytes + scale);  // a line begins here
 }
 
 // Fetches into L2, while tokens pass over tiles, the tiles that are read after them: a few lines with each block, so
@@ -245,6 +246,39 @@ void add_tokens(Chunk chunk, const Acts &acts, int64_t first, int64_t n, float *
     if (rest == 1) add_chunk<K, 1, Panel>(chunk, acts, first + t, out + t * stride, stride);
 }
 
+// One token asks for memory a whole tile ahead where that is short, so that codes and scales are asked for in the order in
+// which they lie, else 24 blocks, and decodes the scales of 32 blocks at a time. All of it measured: this loop draws a
+// tenth more from memory than add_chunk, as every line is asked for once and with few instructions.
+constexpr int64_t kAheadBlocks = 24, kShortTile = 12 << 10, kScaleBlocks = 32;
+
+// Asks for block `at` of the tile, or of the next one, and for the next one's scales of block b.
+template <int F> HETERO_INLINE void fetch_one(const uint8_t *tile, int64_t blocks, int64_t size, int64_t at, int64_t b) {
+    constexpr int bytes = code_bytes(F), scale_bytes = kFormats[F].scale_bytes * kBlock / kFormats[F].scale_k;
+    const uint8_t *codes = at < blocks ? tile + at * bytes : tile + size + (at - blocks) * bytes;
+    for (int i = 0; i < bytes; i += 64) fetch_near(codes + i);
+    const int64_t scale = b * scale_bytes;
+    if (scale % 64 < scale_bytes) fetch_near(tile + size + blocks * bytes + scale);  // a line begins here
+}
+
+template <int F>
+__attribute__((noinline)) void one_token(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, float *out) {
+    constexpr Kind kind = kind_of(F);
+    const int64_t blocks = k / kBlock, size = tile_bytes(F, k);
+    const int64_t distance = blocks * code_bytes(F) <= kShortTile ? blocks : kAheadBlocks;
+    const TokenRows<1> rows(acts, first);
+    __m256 acc[1][2] = {{_mm256_setzero_ps(), _mm256_setzero_ps()}};
+    ScalePanel scales;
+    for (int64_t from = 0; from < blocks; from += kScaleBlocks) {
+        const int64_t end = min64(blocks, from + kScaleBlocks);
+        decode_scales<F>(tile + scale_offset(F, k), from, end - from, &scales);
+        for (int64_t b = from; b < end; b++) {
+            fetch_one<F>(tile, blocks, size, b + distance, b);
+            add_block<kind, 1, false>(tile + b * code_bytes(F), scales, b - from, rows, b, acc);
+        }
+    }
+    for (int h = 0; h < 2; h++) _mm256_storeu_ps(out + 8 * h, acc[0][h]);
+}
+
 // Decoded codes of Nl4 are those of S8, so both share the kernels that read a panel.
 template <Kind K> constexpr Kind panel_kind() { return K == kNl4 ? kS8 : K; }
 
@@ -252,6 +286,7 @@ template <int F>
 void tile_avx2(const uint8_t *tile, int64_t k, const Acts &acts, int64_t first, int64_t n, float *out,
                int64_t out_stride) {
     constexpr Kind kind = kind_of(F);
+    if (n == 1) return one_token<F>(tile, k, acts, first, out);
     const int64_t blocks = k / kBlock;
     alignas(64) uint8_t panel[kChunkBlocks * 512];
     ScalePanel scales;
