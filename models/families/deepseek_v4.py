@@ -138,7 +138,7 @@ def _layers_of_hf(k: Keys, n_layers: int) -> tuple[list[str], dict[str, int]]:
     rates = dict(_KINDS)
     given = k.get("compress_rates") or {}
     if not isinstance(given, dict) or set(given) - set(rates):
-        raise k.fail("compress_rates", str(given)[:60], f"an object with {' and '.join(list(rates)[1:])}")
+        raise k.fail("compress_rates", repr(given)[:60], f"an object with {' and '.join(list(rates)[1:])}")
     named = Keys({f"compress_rates.{key}": value for key, value in given.items()}, k.where, "compress_rates.")
     for kind, old in (("heavily_compressed_attention", "compress_rate_hca"), (_SPARSE, "compress_rate_csa")):
         rates[kind] = k.integer(old, named.integer(kind, rates[kind], low=2), low=2)
@@ -150,7 +150,7 @@ def _layers_of_hf(k: Keys, n_layers: int) -> tuple[list[str], dict[str, int]]:
         listed = old_rates if isinstance(old_rates, list) else []
         kinds = [names.get(rate) if isinstance(rate, int) else None for rate in listed]
     if not isinstance(kinds, list) or len(kinds) < n_layers or any(kind not in tuple(rates) for kind in kinds):
-        raise k.fail(k.any_of("layer_types", "compress_ratios"), str(kinds)[:60], f"{n_layers} of {', '.join(rates)}")
+        raise k.fail(k.any_of("layer_types", "compress_ratios"), repr(kinds)[:60], f"{n_layers} of {', '.join(rates)}")
     return kinds[:n_layers], rates
 
 
@@ -159,14 +159,14 @@ def _ropes_of_hf(k: Keys, dim: int, length: int) -> tuple[RopeConfig, RopeConfig
     partial = k.integer("qk_rope_head_dim", dim // 8) / dim
     given = k.get("rope_parameters") or {}
     if not isinstance(given, dict):
-        raise k.fail("rope_parameters", str(given)[:60], "an object")
+        raise k.fail("rope_parameters", repr(given)[:60], "an object")
     if isinstance(given.get("main"), dict) and isinstance(given.get("compress"), dict):
         outer = nested(k, "rope_parameters", given)
         objects = [nested(outer, name, given[name]) for name in ("main", "compress")]
     else:
         scaling = k.get("rope_scaling") or given
         if not isinstance(scaling, dict):
-            raise k.fail("rope_scaling", str(scaling)[:60], "an object")
+            raise k.fail("rope_scaling", repr(scaling)[:60], "an object")
         base = k.number("compress_rope_theta", 160000.0, above=1.0)
         objects = [nested(k, "rope_scaling", {}), nested(k, "rope_scaling", {**scaling, "rope_theta": base})]
     ropes = [rope_of(p, k, dim, length, interleaved=True, theta=10000.0, partial=partial) for p in objects]
@@ -183,7 +183,7 @@ def _moe_of_hf(k: Keys, n_layers: int) -> MoeConfig:
     elif isinstance(kinds, list) and len(kinds) >= n_layers and all(kind in ("hash_moe", "moe") for kind in kinds):
         hashed = tuple(layer for layer in range(n_layers) if kinds[layer] == "hash_moe")
     else:
-        raise k.fail("mlp_layer_types", str(kinds)[:60], f"'hash_moe' or 'moe' for each of {n_layers} layers")
+        raise k.fail("mlp_layer_types", repr(kinds)[:60], f"'hash_moe' or 'moe' for each of {n_layers} layers")
     return MoeConfig(
         n_experts=n_experts,
         top_k=k.integer("num_experts_per_tok", 6, high=n_experts),

@@ -57,7 +57,7 @@ def _dense_layers(k: Keys, defaults: Defaults, n_layers: int) -> tuple[int, tupl
         step = k.integer("moe_layer_freq", 1)
         return first, tuple(layer for layer in range(first, n_layers) if layer % step)
     if not isinstance(kinds, list) or len(kinds) < n_layers or any(kind not in ("dense", "sparse") for kind in kinds):
-        raise k.fail("mlp_layer_types", str(kinds)[:60], f"'dense' or 'sparse' for each of {n_layers} layers")
+        raise k.fail("mlp_layer_types", repr(kinds)[:60], f"'dense' or 'sparse' for each of {n_layers} layers")
     first = next((layer for layer in range(n_layers) if kinds[layer] == "sparse"), n_layers)
     return first, tuple(layer for layer in range(first, n_layers) if kinds[layer] == "dense")
 
