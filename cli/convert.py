@@ -72,7 +72,7 @@ def convert(
             raise UsageError(f"--verify of a store takes {what}", f"hetero convert {shlex.quote(source)} --verify")
         _verify(src, json)
         return
-    how = _treatment(src, experts, dense, bits, calibrate)
+    how = _treatment(src, dst, experts, dense, bits, calibrate)
     if dry_run:
         _dry_run(src, dst, how, json)
     else:
@@ -85,7 +85,9 @@ def _path(text: str, what: str) -> Path:
     return Path(text)
 
 
-def _treatment(src: Path, experts: str, dense: str | None, bits: float | None, calibrate: str | None) -> Treatment:
+def _treatment(
+    src: Path, dst: Path | None, experts: str, dense: str | None, bits: float | None, calibrate: str | None
+) -> Treatment:
     """What is asked for, with what running the text of `calibrate` over the source has shown."""
     from hetero.models.treatment import checked
 
@@ -97,23 +99,41 @@ def _treatment(src: Path, experts: str, dense: str | None, bits: float | None, c
     from hetero.engine.calibration import WINDOW
     from hetero.engine.calibration import calibrate as run
 
+    context = min(WINDOW, _longest_context(src, dst))
     with output.progress("loading") as progress:
-        engine = Engine.load(src, context=WINDOW, progress=progress)
+        engine = Engine.load(src, context=context, progress=progress)
     with contextlib.closing(engine), output.progress("calibrating") as progress:
         importance = run(engine, text, progress)
     output.note(f"calibrated on {importance.tokens:,} tokens of {calibrate}")
     return dataclasses.replace(how, importance=importance)
 
 
+def _longest_context(src: Path, dst: Path | None) -> int:
+    """How many tokens the checkpoint was made for. What no conversion can be made of, or be put in, is refused here:
+    to load a model and to run a text takes long."""
+    from hetero.models.checkpoint import open_checkpoint
+    from hetero.models.destination import Destination, default_destination
+    from hetero.models.store import is_store
+
+    if is_store(src):
+        raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
+    with contextlib.closing(open_checkpoint(src)) as checkpoint:
+        Destination((default_destination(src) if dst is None else dst).absolute()).check_parent()
+        return checkpoint.index.max_context
+
+
 def _text(path: Path) -> str:
     """The first characters of a text, more than a calibration reads."""
     try:
         with path.open(encoding="utf-8") as file:
-            return file.read(_TEXT)
+            text = file.read(_TEXT)
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text in UTF-8", "name a text file like those the model will read") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}", "name a text file") from None
+    if not text.strip():
+        raise UsageError(f"{path} is empty", "name a text file like those the model will read")
+    return text
 
 
 def _convert(src: Path, dst: Path | None, how: Treatment, check: bool, force: bool, as_json: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hetero.cli import bench
 from hetero.cli.runs import Sizes
 from tests.cli.harness import Run
-from tests.tiny import random_weights, tiny_config, tiny_hf, write_gguf
+from tests.tiny import random_weights, tiny_config, tiny_gguf, tiny_hf, write_gguf
 
 
 def test_bench_json_has_stable_keys(run: Run, model: Path) -> None:
@@ -157,11 +157,27 @@ def test_a_text_calibrates_what_is_quantised(run: Run, model: Path, tmp_path: Pa
     assert planned["expert_bytes"] == sum(f.stat().st_size for f in (tmp_path / "m.hetero").glob("experts-*.bin"))
     plain = run.json("convert", model, tmp_path / "p.hetero", *options[:2])
     assert plain["errors"] != run.json("convert", model, tmp_path / "c.hetero", *options)["errors"]
-    for content, words in ((b"too short", "tokens"), (bytes(range(256)), "is not a text")):
+    refused = [(b"too short", "tokens"), (bytes(range(256)), "is not a text"), (b" \n", f"{text} is empty")]
+    for content, words in refused:
         text.write_bytes(content)
         code, _, err = run("convert", model, tmp_path / "x.hetero", *options)
         assert code == 2
         assert words in err
+
+
+def test_a_text_is_run_in_the_context_of_the_model_and_not_for_nothing(run: Run, model: Path, tmp_path: Path) -> None:
+    small = tiny_gguf("qwen3moe", tmp_path / "small.gguf", max_position_embeddings=128)
+    text = tmp_path / "text.txt"
+    text.write_text("the three thieves thought that the weather there " * 12)
+    options = ("--experts", "q4", "--calibrate", text)
+    code, _, err = run("convert", small, tmp_path / "s.hetero", *options)
+    assert code == 0, err
+    targets = (tmp_path / "s.hetero", tmp_path / "x.hetero"), (small, tmp_path / "none" / "x.hetero")
+    for (source, target), words in zip(targets, ("is a store already", "is not a folder"), strict=True):
+        code, _, err = run("convert", source, target, *options)
+        assert code == 2
+        assert words in err
+        assert "calibrated" not in err
 
 
 def test_verify_finds_a_flipped_byte(run: Run, model: Path, tmp_path: Path) -> None:
