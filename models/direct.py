@@ -26,14 +26,15 @@ def create(path: Path, direct: bool) -> int:
 
 def write(fd: int, data: memoryview, offset: int) -> None:
     """Writes all of `data`; raises OSError as the system does. Direct writes that it refuses become ordinary ones."""
+    refused = False
     while data:
         try:
             written = os.pwrite(fd, data, offset)
         except OSError as error:
-            flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-            if error.errno != errno.EINVAL or not flags & _DIRECT:
+            if error.errno != errno.EINVAL or refused:
                 raise
-            fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~_DIRECT)
+            refused = True  # tried again in any case: another thread may have made the file an ordinary one meanwhile
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_DIRECT)
             continue
         data = data[written:]
         offset += written
