@@ -89,12 +89,14 @@ def _treatment(
     src: Path, dst: Path | None, experts: str, dense: str | None, bits: float | None, calibrate: str | None
 ) -> Treatment:
     """What is asked for, with what running the text of `calibrate` over the source has shown."""
+    from hetero.models.convert import check_source
     from hetero.models.treatment import checked
 
     how = checked(experts, dense, bits, calibrate is not None)
     if calibrate is None:
         return how
     text = _text(_path(calibrate, "TEXT"))
+    check_source(src)  # before it is run
     from hetero.engine import Engine
     from hetero.engine.calibration import WINDOW
     from hetero.engine.calibration import calibrate as run

@@ -25,7 +25,7 @@ from hetero.models.store import VerifyReport, is_store, verify
 from hetero.models.treatment import MIXED, checked, planned
 from hetero.native import Kernels
 
-__all__ = ["ConvertReport", "VerifyReport", "convert", "verify"]
+__all__ = ["ConvertReport", "VerifyReport", "check_source", "convert", "verify"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -51,8 +51,7 @@ def convert(
     TierError (disk full, not writable, in use by another process); finished layers stay in `DST.tmp` for the next run.
     """
     treatment = replace(checked(experts, dense, bits, importance is not None), importance=importance)
-    if is_store(src):
-        raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
+    check_source(src)
     target = Destination(dst.absolute() if dst is not None else default_destination(src))
     with closing(open_checkpoint(src)) as source, _disk_errors(target), tempfile.TemporaryDirectory() as scratch:
         load_source_text(source).save(Path(scratch))
@@ -71,6 +70,12 @@ def convert(
                 importance=importance,
             )
             return job.run(force)
+
+
+def check_source(src: Path) -> None:
+    """Raises UsageError for a store, which has been converted."""
+    if is_store(src):
+        raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
 
 
 @contextmanager
