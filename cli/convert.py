@@ -89,14 +89,12 @@ def _treatment(
     src: Path, dst: Path | None, experts: str, dense: str | None, bits: float | None, calibrate: str | None
 ) -> Treatment:
     """What is asked for, with what running the text of `calibrate` over the source has shown."""
-    from hetero.models.convert import check_source
     from hetero.models.treatment import checked
 
     how = checked(experts, dense, bits, calibrate is not None)
     if calibrate is None:
         return how
     text = _text(_path(calibrate, "TEXT"))
-    check_source(src)  # before it is run
     from hetero.engine import Engine
     from hetero.engine.calibration import WINDOW
     from hetero.engine.calibration import calibrate as run
@@ -114,11 +112,10 @@ def _longest_context(src: Path, dst: Path | None) -> int:
     """How many tokens the checkpoint was made for. What no conversion can be made of, or be put in, is refused here:
     to load a model and to run a text takes long."""
     from hetero.models.checkpoint import open_checkpoint
+    from hetero.models.convert import check_source
     from hetero.models.destination import Destination, default_destination
-    from hetero.models.store import is_store
 
-    if is_store(src):
-        raise UsageError(f"{src} is a store already", "name a checkpoint to convert, or use --verify")
+    check_source(src)
     with contextlib.closing(open_checkpoint(src)) as checkpoint:
         Destination((default_destination(src) if dst is None else dst).absolute()).check_parent()
         return checkpoint.index.max_context
