@@ -30,17 +30,20 @@ def formats_of_config(raw: Mapping[str, Any], where: str) -> Formats:
     """The native types, by `quantization_config` and `torch_dtype`.
 
     What this version cannot read is counted by its bits, and a note says so. Raises ModelError for a method that tells
-    nothing of them.
+    nothing of them and for a `quantization_config` that is no object.
     """
     dtype = raw.get("torch_dtype", raw.get("dtype", "bfloat16"))
     plain = _DTYPES.get(dtype if isinstance(dtype, str) else "", "")
     note = "" if plain else f"torch_dtype {dtype!r} is not known: unquantised weights are counted as BF16"
     plain = plain or "BF16"
+    found = _said(raw)
+    if not isinstance(found, dict | None):
+        raise ModelError(f"{where}: quantization_config is {str(found)[:40]!r}, expected an object", REPLAN)
     quantization = _quantization(raw)
     if not quantization:
         return Formats(plain, plain, plain, note)
-    found = _read(raw, Hints.of(raw), plain) or _by_bits(quantization, Hints.of(raw), plain, where)
-    return replace(found, note="; ".join(filter(None, (note, found.note, _contradiction(raw)))))
+    formats = _read(raw, Hints.of(raw), plain) or _by_bits(quantization, Hints.of(raw), plain, where)
+    return replace(formats, note="; ".join(filter(None, (note, formats.note, _contradiction(raw)))))
 
 
 def _read(raw: Mapping[str, Any], hints: Hints, plain: str) -> Formats | None:
@@ -120,7 +123,12 @@ def _int8(hints: Hints) -> str:
 
 
 def _quantization(raw: Mapping[str, Any]) -> dict[str, Any]:
+    found = _said(raw)
+    return found if isinstance(found, dict) else {}
+
+
+def _said(raw: Mapping[str, Any]) -> object:
+    """The `quantization_config`, of the whole model or of its text part, whatever it is."""
     nested = raw.get("text_config")
     inner = nested.get("quantization_config") if isinstance(nested, dict) else None
-    found = raw.get("quantization_config", inner)
-    return found if isinstance(found, dict) else {}
+    return raw.get("quantization_config", inner)

@@ -217,3 +217,10 @@ def test_a_config_of_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(tiny_config("qwen3moe") | {"architectures": ["NewForCausalLM"]}, default=str))
     with pytest.raises(ModelError, match="NewForCausalLM"):
         describe(str(path))
+
+
+@pytest.mark.parametrize("odd", ["fp8", [{"quant_method": "fp8"}], 4, False])
+def test_a_quantization_config_that_is_no_object_is_not_passed_over(odd: object) -> None:
+    with pytest.raises(ModelError, match="expected an object"):
+        formats_of_config({"text_config": {"quantization_config": odd}}, "config.json")
+    assert formats_of_config({"quantization_config": None}, "config.json").note == ""
