@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hetero.engine import ops
 from hetero.engine.attention import NativeAttention, TorchAttention
 from hetero.engine.batch import make_batch
 from hetero.engine.kvcache import KVCache
@@ -51,6 +52,7 @@ class Runtime:
 
     config, rotation_scale = Config(), 1.0
     inverse = 1 / 100 ** (torch.arange(D // 4) / (D // 4))
+    angles = ops.Runtime.angles
 
     def __init__(self, attention, small):
         self.attention, self.owner = attention, Owner(small)
