@@ -124,7 +124,7 @@ def choose_randomly(past, tokens):
 def test_a_decode_reads_nothing_but_the_chosen(attention, kv):
     span, latents, _ = filled(kv, 130, 1)
     chosen = choose_randomly(130, 1)
-    store = kv.store(0, "latent")[0]
+    store = kv.store(0, "latent").rows
     hidden = sorted(set(range(130)) - set(chosen[0].tolist()))
     store[kv.slots(span.sequence, torch.tensor(hidden))] = float("nan")
     out = attention.latent_chosen(0, span, torch.randn(1, HEADS, RANK + ROPE), latents[130:], RANK, 0.2, chosen)

@@ -180,7 +180,8 @@ FOR_TEXT = {"bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "eod
 FOR_OTHERS = {"architectures", "dtype", "transformers_version"}
 NOT_OF_THE_MODEL = {"num_local_experts"}  # of `tests.tiny_moe.COMMON`, which Bailing's reference writes as it is
 OVERRULED = {"no_rope_layer_interval"}  # by no_rope_layers
-IGNORED_HF = FOR_TRAINING | FOR_TEXT | FOR_OTHERS | NOT_OF_THE_MODEL | OVERRULED
+FLOAT32_ANYWAY = {"enable_moe_fp32_combine"}
+IGNORED_HF = FOR_TRAINING | FOR_TEXT | FOR_OTHERS | NOT_OF_THE_MODEL | OVERRULED | FLOAT32_ANYWAY
 IGNORED_GGUF = {"vocab_size", "expert_shared_count"}  # both are the shapes of tensors
 
 
