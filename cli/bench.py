@@ -83,7 +83,8 @@ def _request(wanted: PlanRequest, sizes: Sizes) -> PlanRequest:
     need = max(sizes.prefill, before + sizes.decode) + 1
     context = wanted.context or need
     if context < need:
-        raise UsageError(f"--context {context} is too small: these runs need {need}", f"leave it out, or give {need}")
+        text = f"--context {context} is too small: these runs need {need}"
+        raise UsageError(text, "leave it out, or measure fewer tokens with --prefill and --decode")
     return replace(wanted, context=context, depth=before + sizes.decode // 2, prompt=sizes.prefill or None)
 
 

@@ -18,6 +18,7 @@ from hetero.machine.units import size_text
 if TYPE_CHECKING:
     from hetero.machine.advice import Case
     from hetero.models.conversion import ConvertReport
+    from hetero.models.importance import Importance
     from hetero.models.treatment import Treatment
 
 _Source = Annotated[str, typer.Argument(metavar="SRC", help="A GGUF file or a safetensors directory.")]
@@ -63,6 +64,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint into a store, which loads at once."""
     from hetero.models.store import is_store
+    from hetero.models.treatment import checked
 
     src = _path(source, "SRC")
     dst = None if destination is None else _path(destination, "DST")
@@ -72,7 +74,12 @@ def convert(
             raise UsageError(f"--verify of a store takes {what}", f"hetero convert {shlex.quote(source)} --verify")
         _verify(src, json)
         return
-    how = _treatment(src, dst, experts, dense, bits, calibrate)
+    how = checked(experts, dense, bits, calibrate is not None)
+    text = None if calibrate is None else _text(_path(calibrate, "TEXT"))
+    if text is not None and (how.experts == "mixed" or not dry_run):  # other sizes do not depend on what counts
+        importance = _importance(src, dst, text)
+        output.note(f"calibrated on {importance.tokens:,} tokens of {calibrate}")
+        how = dataclasses.replace(how, importance=importance)
     if dry_run:
         _dry_run(src, dst, how, json)
     else:
@@ -85,16 +92,8 @@ def _path(text: str, what: str) -> Path:
     return Path(text)
 
 
-def _treatment(
-    src: Path, dst: Path | None, experts: str, dense: str | None, bits: float | None, calibrate: str | None
-) -> Treatment:
-    """What is asked for, with what running the text of `calibrate` over the source has shown."""
-    from hetero.models.treatment import checked
-
-    how = checked(experts, dense, bits, calibrate is not None)
-    if calibrate is None:
-        return how
-    text = _text(_path(calibrate, "TEXT"))
+def _importance(src: Path, dst: Path | None, text: str) -> Importance:
+    """What running the source over the text shows."""
     from hetero.engine import Engine
     from hetero.engine.calibration import WINDOW
     from hetero.engine.calibration import calibrate as run
@@ -103,9 +102,7 @@ def _treatment(
     with output.progress("loading") as progress:
         engine = Engine.load(src, context=context, progress=progress)
     with contextlib.closing(engine), output.progress("calibrating") as progress:
-        importance = run(engine, text, progress)
-    output.note(f"calibrated on {importance.tokens:,} tokens of {calibrate}")
-    return dataclasses.replace(how, importance=importance)
+        return run(engine, text, progress)
 
 
 def _longest_context(src: Path, dst: Path | None) -> int:

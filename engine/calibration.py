@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -28,6 +28,8 @@ _NOISY = 4
 _NOISE = 0.15
 """Noise of a layer's output, relative to it: about what 4-bit weights cause, well above that of rounded activations."""
 _FEWEST = 64
+_AT_ONCE = 32
+"""Tokens whose answers are compared at a time."""
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
@@ -112,7 +114,7 @@ def windows(engine: Engine, text: str) -> list[list[int]]:
     size = min(WINDOW, engine.plan.context)
     ids = engine.text.encode_text(text).ids
     if len(ids) < _FEWEST:
-        raise UsageError(f"the text has {len(ids)} tokens", f"calibrate with {_FEWEST} at least, thousands are better")
+        raise UsageError(f"the text has {len(ids)} tokens", f"give {_FEWEST} at least, thousands are better")
     cut = [ids[i : i + size] for i in range(0, len(ids), size)]
     return [window for window in cut if len(window) >= min(len(ids), size) // 2][:_WINDOWS]
 
@@ -133,14 +135,16 @@ def calibrate(engine: Engine, text: str, progress: Progress = silent) -> Importa
     def watch(layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
         sums[layer].add(x, ids, weights)
 
-    with engine.using(partial(_WatchedOps, watch)):
-        answers = list(_answers(engine, texts, len(noisy), meter))
-    layers = {}
-    for layer, found in sums.items():
-        with engine.using(partial(_NoisyOps, layer)):
-            disturbed = _answers(engine, noisy, len(noisy), meter)
-            lost = [_divergence(p, q) for p, q in zip(answers, disturbed, strict=True)]
-        layers[layer] = found.importance(float(np.concatenate(lost).mean()) / _NOISE**2)
+    lost: dict[int, list[npt.NDArray[np.float32]]] = {layer: [] for layer in sums}
+    for number, ids in enumerate(texts):
+        with engine.using(partial(_WatchedOps, watch)):
+            answer = _answer(engine, ids, meter)
+        for layer in sums if number < len(noisy) else ():
+            with engine.using(partial(_NoisyOps, layer)):
+                lost[layer].append(_divergence(answer, _answer(engine, ids, meter)))
+    layers = {
+        layer: found.importance(float(np.concatenate(lost[layer]).mean()) / _NOISE**2) for layer, found in sums.items()
+    }
     return Importance(hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), _tokens(texts), layers)
 
 
@@ -148,18 +152,18 @@ def _tokens(texts: Sequence[list[int]]) -> int:
     return sum(len(ids) for ids in texts)
 
 
-def _answers(
-    engine: Engine, texts: Sequence[list[int]], kept: int, meter: Meter
-) -> Iterator[npt.NDArray[np.float32]]:
-    """Log probabilities [T, vocab] of each of the first `kept` texts; all are run."""
-    for number, ids in enumerate(texts):
-        logits = torch.from_numpy(engine.logits(ids))
-        meter.tick(len(ids))
-        if number < kept:
-            yield torch.log_softmax(logits, dim=-1).numpy()
+def _answer(engine: Engine, ids: list[int], meter: Meter) -> torch.Tensor:
+    """Logits [T, vocab]."""
+    logits = torch.from_numpy(engine.logits(ids))
+    meter.tick(len(ids))
+    return logits
 
 
-def _divergence(p: npt.NDArray[np.float32], q: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """KL(p || q) of each token, of log probabilities [T, vocab]."""
-    found: npt.NDArray[np.float32] = (np.exp(p) * (p - q)).sum(axis=-1)
-    return found
+def _divergence(a: torch.Tensor, b: torch.Tensor) -> npt.NDArray[np.float32]:
+    """KL(p || q) of each token, of the logits [T, vocab] of p and q, some tokens at a time to need little memory."""
+    found = []
+    for p, q in zip(a.split(_AT_ONCE), b.split(_AT_ONCE), strict=True):
+        p, q = torch.log_softmax(p, dim=-1), torch.log_softmax(q, dim=-1)
+        found.append((p.exp() * (p - q)).sum(dim=-1))
+    all_of_them: npt.NDArray[np.float32] = torch.cat(found).numpy()
+    return all_of_them

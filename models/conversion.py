@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.numpy import save as save_safetensors
 
-from hetero.machine.types import HeteroError, ModelError, TierError, UsageError
+from hetero.machine.types import ModelError, TierError, UsageError
 from hetero.models.checkpoint import Checkpoint
 from hetero.models.destination import Destination, check_removable, remove_store
 from hetero.models.direct import create
@@ -174,10 +174,13 @@ class Conversion:
         return manifest
 
     def _refuse_changed(self) -> None:
-        """A source that was written to meanwhile: no file made of it can be trusted, so none is kept for a next run."""
+        """A source that was written to meanwhile: no file made of it can be trusted, so none is kept for a next run.
+
+        One that is out of reach may come back as it was: what was made of it is kept.
+        """
         try:
             self.source.check_unchanged()
-        except HeteroError:
+        except ModelError:
             remove_store(self.target.tmp)
             raise
 

@@ -59,12 +59,10 @@ class Journal:
 
     def add(self, file: str, packed: Packed) -> None:
         """Notes that `file` is complete and on disk."""
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(fd, (_line(file, packed) + "\n").encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with open(self.path, "ab") as journal:
+            journal.write((_line(file, packed) + "\n").encode())
+            journal.flush()
+            os.fsync(journal.fileno())
         self.done[file] = packed
 
 

@@ -50,8 +50,8 @@ def split_kv_b(found: Mapping[str, Found], config: ModelConfig, files: tuple[Pat
 
 
 @dataclass(frozen=True, slots=True)
-class HeadValues:
-    """The last `v` rows of each head of `inner`, whose heads have nope + v."""
+class _OfHeads:
+    """Rows of `inner`, whose heads have `nope` rows of keys and `v` of values."""
 
     inner: Matrix
     heads: int
@@ -61,6 +61,12 @@ class HeadValues:
     @property
     def stored(self) -> StoredTensor:
         return self.inner.stored
+
+
+class HeadValues(_OfHeads):
+    """The last `v` rows of each head."""
+
+    __slots__ = ()
 
     @property
     def format(self) -> str:
@@ -82,18 +88,10 @@ class HeadValues:
         return np.concatenate(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class TurnedKeys:
-    """The first `nope` rows of each head of `inner` as columns: row h * r + i holds value i of head h's keys."""
+class TurnedKeys(_OfHeads):
+    """The first `nope` rows of each head as columns: row h * r + i holds value i of head h's keys."""
 
-    inner: Matrix
-    heads: int
-    nope: int
-    v: int
-
-    @property
-    def stored(self) -> StoredTensor:
-        return self.inner.stored
+    __slots__ = ()
 
     @property
     def format(self) -> str:

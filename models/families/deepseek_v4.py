@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -90,29 +90,13 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     kinds, rates = _layers_of_hf(k, n_layers)
     length = k.integer("max_position_embeddings", 1048576, high=MAX_CONTEXT)
     main, entries = _ropes_of_hf(k, dim, length)
-    compressed = CompressedConfig(
-        rates=tuple(rates[kind] for kind in kinds),
-        window=k.integer("sliding_window", 128, low=2),
-        q_rank=k.integer("q_lora_rank", 1024),
-        groups=k.integer("o_groups", 8),
-        group_rank=k.integer("o_lora_rank", 1024),
-        rope=entries,
-    )
-    indexer = IndexerConfig(
-        heads=k.integer("index_n_heads", 64),
-        dim=k.integer("index_head_dim", 128),
-        top_k=k.integer("index_topk", 512),
-        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == _SPARSE),
-        interleaved=True,
-    )
-    heads = k.integer("num_attention_heads")
     config = ModelConfig(
         family=NAME,
         model_type=k.text("model_type", NAME),
         vocab_size=k.integer("vocab_size"),
         hidden_size=k.integer("hidden_size"),
         n_layers=n_layers,
-        n_heads=heads,
+        n_heads=k.integer("num_attention_heads"),
         n_kv_heads=1,
         head_dim=dim,
         intermediate_size=k.integer("moe_intermediate_size", 2048),
@@ -121,8 +105,8 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
         rope=main,
         tie_word_embeddings=k.flag("tie_word_embeddings", False),
         moe=_moe_of_hf(k, n_layers),
-        indexer=indexer,
-        compressed=compressed,
+        indexer=_indexer_of_hf(k, kinds),
+        compressed=_compressed_of_hf(k, [rates[kind] for kind in kinds], entries),
         hyper=HyperConfig(
             k.integer("hc_mult", 4, high=64),
             k.integer("hc_sinkhorn_iters", 20, high=1000),
@@ -131,6 +115,27 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
         mtp_layers=mtp_from_hf(k, MAX_LAYERS),
     )
     return _checked(config, where)
+
+
+def _compressed_of_hf(k: Keys, rates: Sequence[int], rope: RopeConfig) -> CompressedConfig:
+    return CompressedConfig(
+        rates=tuple(rates),
+        window=k.integer("sliding_window", 128, low=2),
+        q_rank=k.integer("q_lora_rank", 1024),
+        groups=k.integer("o_groups", 8),
+        group_rank=k.integer("o_lora_rank", 1024),
+        rope=rope,
+    )
+
+
+def _indexer_of_hf(k: Keys, kinds: Sequence[str]) -> IndexerConfig:
+    return IndexerConfig(
+        heads=k.integer("index_n_heads", 64),
+        dim=k.integer("index_head_dim", 128),
+        top_k=k.integer("index_topk", 512),
+        layers=tuple(layer for layer, kind in enumerate(kinds) if kind == _SPARSE),
+        interleaved=True,
+    )
 
 
 def _layers_of_hf(k: Keys, n_layers: int) -> tuple[list[str], dict[str, int]]:
@@ -207,18 +212,14 @@ def config_from_gguf(
     rotated = k.integer("rope.dimension_count", high=dim)
     entries = rope_from_gguf(k, rotated, length, interleaved=True)
     entries = replace(entries, theta=k.number("attention.compress_rope_freq_base", above=1.0), attention_factor=1.0)
-    rates = k.get("attention.compress_ratios")
-    rates = rates if isinstance(rates, list) else [rates] * n_layers
-    if len(rates) < n_layers or any(rate not in _KINDS.values() for rate in rates):
-        raise k.fail("attention.compress_ratios", str(rates)[:60], f"0, 4 or 128 for each of {n_layers} layers")
-    heads = k.integer("attention.head_count")
+    compressed = _compressed_of_gguf(k, n_layers, entries)
     config = ModelConfig(
         family=NAME,
         model_type=NAME,
         vocab_size=gguf_shape(shapes, "model.embed_tokens.weight", 2, where)[0],
         hidden_size=k.integer("embedding_length"),
         n_layers=n_layers,
-        n_heads=heads,
+        n_heads=k.integer("attention.head_count"),
         n_kv_heads=1,
         head_dim=dim,
         intermediate_size=k.uniform("expert_feed_forward_length"),
@@ -231,17 +232,10 @@ def config_from_gguf(
             heads=k.integer("attention.indexer.head_count"),
             dim=k.integer("attention.indexer.key_length"),
             top_k=k.integer("attention.indexer.top_k"),
-            layers=tuple(layer for layer in range(n_layers) if rates[layer] == _KINDS[_SPARSE]),
+            layers=tuple(layer for layer, rate in enumerate(compressed.rates) if rate == _KINDS[_SPARSE]),
             interleaved=True,
         ),
-        compressed=CompressedConfig(
-            rates=tuple(rates[:n_layers]),
-            window=k.integer("attention.sliding_window", low=2),
-            q_rank=k.integer("attention.q_lora_rank"),
-            groups=k.integer("attention.output_group_count"),
-            group_rank=k.integer("attention.output_lora_rank"),
-            rope=entries,
-        ),
+        compressed=compressed,
         hyper=HyperConfig(
             k.integer("hyper_connection.count", high=64),
             k.integer("hyper_connection.sinkhorn_iterations", high=1000),
@@ -250,6 +244,21 @@ def config_from_gguf(
         mtp_layers=mtp,
     )
     return _checked(config, where)
+
+
+def _compressed_of_gguf(k: Keys, n_layers: int, rope: RopeConfig) -> CompressedConfig:
+    rates = k.get("attention.compress_ratios")
+    rates = rates if isinstance(rates, list) else [rates] * n_layers
+    if len(rates) < n_layers or any(rate not in _KINDS.values() for rate in rates):
+        raise k.fail("attention.compress_ratios", str(rates)[:60], f"0, 4 or 128 for each of {n_layers} layers")
+    return CompressedConfig(
+        rates=tuple(rates[:n_layers]),
+        window=k.integer("attention.sliding_window", low=2),
+        q_rank=k.integer("attention.q_lora_rank"),
+        groups=k.integer("attention.output_group_count"),
+        group_rank=k.integer("attention.output_lora_rank"),
+        rope=rope,
+    )
 
 
 def _moe_of_gguf(k: Keys, n_layers: int) -> MoeConfig:

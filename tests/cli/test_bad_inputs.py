@@ -452,6 +452,33 @@ def test_a_source_that_is_written_to_meanwhile_leaves_nothing_behind(
     monkeypatch.undo()
 
 
+def test_a_source_that_goes_away_meanwhile_costs_no_finished_work(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 20, with a file on a disk that may come back."""
+    from hetero.models import conversion
+
+    path, away = tiny_gguf("qwen3moe", tmp_path / "m.gguf", "Q8_0"), tmp_path / "away.gguf"
+    inner = conversion.read_small
+
+    def read_and_move(*args: Any) -> Any:
+        path.rename(away)
+        return inner(*args)
+
+    monkeypatch.setattr(conversion, "read_small", read_and_move)
+    code, _, err = run("convert", path, tmp_path / "out.hetero")
+    assert code == 5
+    assert str(path) in err
+    monkeypatch.undo()
+    kept = {f: f.stat().st_ino for f in (tmp_path / "out.hetero.tmp").glob("experts-*.bin")}
+    assert kept
+    away.rename(path)
+    assert run("convert", path, tmp_path / "out.hetero")[0] == 0
+    assert {f.name: n for f, n in kept.items()} == {
+        f.name: f.stat().st_ino for f in (tmp_path / "out.hetero").glob("experts-*.bin")
+    }
+
+
 def test_a_store_in_the_way_and_a_second_converter_have_their_codes(run: Run, tmp_path: Path) -> None:
     """Row 38 through the command line."""
     path = tiny_gguf("qwen3moe", tmp_path / "m.gguf", "Q8_0")

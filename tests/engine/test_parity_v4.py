@@ -2,16 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from hetero.engine import Engine, Sampling, Token
 from hetero.engine.owners import NativeOwner
 from hetero.models import compressed, hyper
 from hetero.models.families import deepseek_v4
-from tests.engine.llamacpp import LlamaCpp
-from tests.engine.mutations import BOUND, bank, part, small, survivors
+from tests.engine.gguf_parity import BOUND, greedy, load, prompt
+from tests.engine.mutations import bank, part, small, survivors
 from tests.engine.reference import hf_logits, relative
 from tests.tiny import tiny_hf
 from tests.v4_gguf import v4_gguf
@@ -99,33 +97,11 @@ CODE = {
 }
 
 
-def prompt(n, seed=0):
-    return np.random.default_rng(seed).integers(0, 400, n).tolist()
-
-
-def load(path):
-    return Engine.load(path, device="cpu", threads=2, context=256, kv_dtype="f32")
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("v4")
     directory = tiny_hf("deepseek_v4", folder, **AS_LLAMA_CPP_HAS_IT)
     return directory, v4_gguf(directory, folder / "model.gguf")
-
-
-@pytest.fixture(scope="module")
-def engine(files):
-    loaded = load(files[1])
-    yield loaded
-    loaded.close()
-
-
-@pytest.fixture(scope="module")
-def peer(files):
-    loaded = LlamaCpp(files[1])
-    yield loaded
-    loaded.close()
 
 
 def test_all_positions_agree_with_the_reference_and_with_llama_cpp(engine, peer, files):
@@ -144,8 +120,7 @@ def test_chunks_agree_with_llama_cpp(engine, peer, chunk, monkeypatch):
 
 def test_greedy_text_of_64_tokens_is_llama_cpps(engine, peer):
     ids = prompt(100, seed=2)
-    events = engine.generate(ids, Sampling(max_tokens=64, ignore_eos=True), reuse=False)
-    assert [event.id for event in events if isinstance(event, Token)] == peer.greedy(ids, 64)
+    assert greedy(engine, ids, 64) == peer.greedy(ids, 64)
 
 
 @pytest.fixture(scope="module")
