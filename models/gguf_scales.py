@@ -16,7 +16,7 @@ from hetero.machine.types import ModelError
 from hetero.models.codes import Bytes
 from hetero.models.float_codes import nvfp4_format, nvfp4_rows, whole_scale
 from hetero.models.formats import StoredTensor, row_bytes
-from hetero.models.matrices import Found, Matrix, Read, Rows
+from hetero.models.matrices import Derived, Found, Matrix, Read, Rows
 
 _OTHER = "use another upload of this model"
 _SCALE, _INPUT_SCALE, _WEIGHT = ".scale", ".input_scale", ".weight"
@@ -60,7 +60,7 @@ def _scaled(tensor: Found, scale: StoredTensor | None, files: tuple[Path, ...]) 
             _OTHER,
         )
     matrices = tensor.matrices if len(tensor.matrices) == experts else _by_expert(tensor, experts)
-    return Found(tensor.shape, tuple(ScaledNvfp4(path, m, scale, e) for e, m in enumerate(matrices)))
+    return Found(tensor.shape, tuple(ScaledNvfp4(m, path, scale, e) for e, m in enumerate(matrices)))
 
 
 def _by_expert(tensor: Found, experts: int) -> tuple[Matrix, ...]:
@@ -70,17 +70,12 @@ def _by_expert(tensor: Found, experts: int) -> tuple[Matrix, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledNvfp4:
+class ScaledNvfp4(Derived):
     """ggml's NVFP4 rows under number `index` of a scale tensor; gives NVFP4_F32: w = code * (scale * whole)."""
 
     path: Path
-    inner: Matrix
     scale: StoredTensor
     index: int
-
-    @property
-    def stored(self) -> StoredTensor:
-        return self.inner.stored
 
     @property
     def format(self) -> str:
@@ -89,10 +84,6 @@ class ScaledNvfp4:
     @property
     def n(self) -> int:
         return self.inner.n
-
-    @property
-    def k(self) -> int:
-        return self.inner.k
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         count = stop - start

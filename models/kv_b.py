@@ -19,8 +19,8 @@ from hetero.machine.types import ModelError
 from hetero.models.config import ModelConfig
 from hetero.models.families.latent import PLAIN, turned_format
 from hetero.models.float_codes import FP8_BLOCK, Fp8Rows
-from hetero.models.formats import FORMATS, StoredTensor, row_bytes
-from hetero.models.matrices import Bytes, Found, Matrix, Read
+from hetero.models.formats import FORMATS, row_bytes
+from hetero.models.matrices import Bytes, Derived, Found, Read
 from hetero.native import Kernels, choose_tier
 from hetero.native.formats import FORMATS as KERNEL_FORMATS
 
@@ -50,17 +50,12 @@ def split_kv_b(found: Mapping[str, Found], config: ModelConfig, files: tuple[Pat
 
 
 @dataclass(frozen=True, slots=True)
-class _OfHeads:
+class _OfHeads(Derived):
     """Rows of `inner`, whose heads have `nope` rows of keys and `v` of values."""
 
-    inner: Matrix
     heads: int
     nope: int
     v: int
-
-    @property
-    def stored(self) -> StoredTensor:
-        return self.inner.stored
 
 
 class HeadValues(_OfHeads):
@@ -69,16 +64,8 @@ class HeadValues(_OfHeads):
     __slots__ = ()
 
     @property
-    def format(self) -> str:
-        return self.inner.format
-
-    @property
     def n(self) -> int:
         return self.heads * self.v
-
-    @property
-    def k(self) -> int:
-        return self.inner.k
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         parts = [np.empty((0, row_bytes(self.format, self.k)), np.uint8)]

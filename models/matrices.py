@@ -93,12 +93,10 @@ class Integers:
 
 
 @dataclass(frozen=True, slots=True)
-class RowRange:
-    """`n` rows of another matrix, from row `first` on."""
+class Derived:
+    """What a matrix made of another one has of it; a subclass says how many rows it has and gives them."""
 
     inner: Matrix
-    first: int
-    n: int
 
     @property
     def stored(self) -> StoredTensor:
@@ -111,6 +109,14 @@ class RowRange:
     @property
     def k(self) -> int:
         return self.inner.k
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange(Derived):
+    """`n` rows of another matrix, from row `first` on."""
+
+    first: int
+    n: int
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         return self.inner.rows(read, self.first + start, self.first + stop)
@@ -196,27 +202,14 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class PairedHeads:
+class PairedHeads(Derived):
     """A matrix (or, with n = 1, a bias) whose heads of `d` rows lie as llama.cpp's converter permutes q and k."""
 
-    inner: Matrix
     d: int
-
-    @property
-    def stored(self) -> StoredTensor:
-        return self.inner.stored
-
-    @property
-    def format(self) -> str:
-        return self.inner.format
 
     @property
     def n(self) -> int:
         return self.inner.n
-
-    @property
-    def k(self) -> int:
-        return self.inner.k
 
     def rows(self, read: Read, start: int, stop: int) -> Bytes:
         d = self.d

@@ -54,18 +54,12 @@ def test_tiny_models_take_the_memory_of_their_plan(family: str, env: dict[str, s
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_tiny_models_of_every_family_take_the_memory_of_their_plan(
-    family: str, env: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("is_wide", [False, True], ids=["tiny", "wide"])
+def test_models_of_every_family_take_the_memory_of_their_plan(
+    family: str, is_wide: bool, env: dict[str, str], tmp_path: Path
 ) -> None:
-    assert_as_planned(env, tiny_hf(family, tmp_path, max_position_embeddings=1024))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_wide_models_of_every_family_take_the_memory_of_their_plan(
-    family: str, env: dict[str, str], tmp_path: Path
-) -> None:
-    assert_as_planned(env, tiny_hf(family, tmp_path, **wide(family)))
+    changes = wide(family) if is_wide else {"max_position_embeddings": 1024}
+    assert_as_planned(env, tiny_hf(family, tmp_path, **changes))
 
 
 @pytest.mark.soak
